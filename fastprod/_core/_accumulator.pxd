@@ -1,0 +1,280 @@
+# The record accumulator: lanes of chunks, one bounded pool, routing of records to lanes.
+#
+#   accumulator_t ── topic_t ── lane_t (one per opened partition) ── chunk_t ── chunk_t ...
+#                                                                     │
+#   one allocation:   [ chunk_t | data grows up ->      <- slots grow down ]
+#
+# Every function here that takes an accumulator_t* wants its `lock` held, unless it says otherwise. A lane's
+# in-flight list has its own leaf lock, because acknowledgements arrive on librdkafka's threads.
+
+from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+
+from fastprod._core._balance cimport load_table_t, random_t, sticky_t
+from fastprod._core._platform cimport pthread_cond_t, pthread_mutex_t
+
+cdef enum:
+    POLICY_UNIFORM = 0      # KIP-794: sticky by bytes, weighted by queue size
+    POLICY_STICKY = 1       # KIP-480: another partition at every new batch
+    POLICY_ROUND_ROBIN = 2
+    POLICY_LIBRDKAFKA = 3   # librdkafka's partitioner decides after hand-over
+    POLICY_PYTHON = 4       # the user's object decides, with the GIL
+
+    APPEND_OK = 0
+    APPEND_NO_ROOM = 1            # the pool is full: wait, then append again
+    APPEND_UNKNOWN_PARTITION = 2
+    APPEND_TOO_LARGE = 3          # larger than the whole pool
+    APPEND_NO_MEMORY = 4          # malloc failed
+    APPEND_NO_CHOICE = 5          # metadata came meanwhile: ask the Python partitioner, then append again
+
+    PENDING = 0x7fffffff  # slot_t.state while the outcome is open
+    MOVED = 0x7ffffffe    # the record went on to another chunk
+    BACKREF_BYTES = 12    # before a payload in the unassigned lane: its chunk and slot
+    SIZE_CLASSES = 4
+
+    LIST_NONE = 0
+    LIST_LINGER = 1
+    LIST_READY = 2
+
+ctypedef struct slot_t:       # one record in a chunk
+    const char* payload       # in the chunk, or in a pinned buffer of the caller; NULL = null value
+    const char* key           # likewise
+    uint32_t size             # bytes of the value
+    uint32_t key_size
+    uint32_t index            # position in the bulk call
+    int32_t state             # PENDING, 0 = acknowledged, else error; the wanted partition in the undecided lane
+
+ctypedef struct rich_t:       # follows the slot in chunks of records with callback, headers or timestamp
+    void* callback            # owned reference to a Python callable, or NULL
+    const char* headers       # a headers_t in the chunk, or NULL
+    int64_t timestamp         # ms; 0 = time of hand-over; after the acknowledgement what librdkafka used
+    int64_t offset
+    int64_t clock_us          # when produced; after the acknowledgement the latency
+    int32_t partition         # final partition
+    int32_t timestamp_type
+
+ctypedef struct failure_t:
+    int64_t index
+    int32_t error
+    int32_t partition
+
+ctypedef struct extent_t:     # what a bulk call wrote to one partition
+    topic_t* topic
+    int32_t partition
+    int64_t records
+    int64_t first             # lowest and highest offset, -1 = unknown
+    int64_t last
+
+ctypedef struct receipt_t:    # outcome of one bulk call; under the accumulator's lock
+    int32_t refs              # the Python Receipt and every chunk
+    bint closed               # the call has handed in its last record
+    int64_t accepted
+    int64_t acknowledged
+    int64_t failed            # of the accepted ones
+    failure_t* failures       # owned
+    int64_t failure_count
+    int64_t failure_capacity
+    extent_t* extents         # owned
+    int32_t extent_count
+    int32_t extent_capacity
+
+ctypedef struct chunk_t:
+    chunk_t* next             # next in the lane's waiting list, the completion stack or the delivery list
+    chunk_t* fly_next         # next in the lane's in-flight list
+    lane_t* lane
+    receipt_t* receipt        # counted reference, or NULL
+    int64_t charge            # bytes taken from the pool
+    int64_t created_us        # monotonic, when its first record came
+    int64_t created_ms        # wall clock
+    int64_t first_offset      # lowest and highest offset acknowledged, -1 = none
+    int64_t last_offset
+    uint32_t capacity         # bytes after this header
+    uint32_t used             # data bytes
+    uint32_t stride           # bytes per slot
+    uint32_t count            # records
+    uint32_t sent             # records handed to librdkafka
+    uint32_t resolved         # records whose outcome is known
+    uint32_t returned         # records librdkafka has given back
+    uint32_t failed
+    uint32_t moved            # records that went on to another chunk
+    uint32_t cursor           # slot expected to be acknowledged next
+    uint32_t callbacks        # slots with a callback
+    uint32_t delivered        # slots whose callback has run
+    uint32_t epoch            # flush generation
+    int32_t refs              # librdkafka/accumulator, delivery list
+    int8_t size_class         # index into the free lists, -1 = odd size
+    uint8_t rich
+    uint8_t by_reference      # values and keys live in pinned buffers
+    uint8_t single            # has headers or timestamps: hand over one by one
+    uint8_t sealed
+    uint8_t published
+    uint8_t flying            # in the in-flight list
+
+ctypedef struct lane_t:
+    topic_t* topic
+    int32_t partition         # -1: undecided or unassigned
+    int8_t size_class         # of the next chunk
+    # waiting records
+    chunk_t* head
+    chunk_t* tail
+    lane_t* list_prev
+    lane_t* list_next
+    int where                 # LIST_*
+    int64_t first_us          # when the oldest waiting record came
+    int64_t retry_us          # not before: librdkafka's queue was full
+    # the batch as Java would build it: decides when the lane is ready and when to switch
+    bint batch_open
+    int32_t batch_records
+    int64_t batch_bytes
+    int64_t batch_limit
+    # in flight, under `spin`
+    int spin
+    chunk_t* fly_head
+    chunk_t* fly_tail
+    # counters, atomic
+    int64_t queued_bytes      # accumulated or handed over, not yet acknowledged
+    int64_t queued_records
+    int64_t progress_us       # last acknowledgement, or when the lane stopped being idle
+    int64_t acked_records
+    int64_t acked_bytes
+    int64_t failed_records
+
+ctypedef struct lanes_t:      # published atomically, because acknowledgements read it without the lock
+    int32_t size
+    lane_t** lanes            # NULL = not opened
+    lanes_t* previous         # older, smaller arrays live until the end
+
+ctypedef struct topic_t:
+    char* name                # owned
+    void* handle              # rd_kafka_topic_t*
+    topic_t* next
+    lanes_t* lanes
+    lane_t* undecided         # waits for metadata
+    lane_t* unassigned        # librdkafka's partitioner will decide
+    int32_t partitions        # 0 = not known yet
+    int32_t available_count
+    int32_t* available        # owned: partitions with a leader
+    int32_t* leaders          # owned: broker id per partition, -1 = none
+    int32_t metadata_error
+    int64_t metadata_us       # last answer, 0 = never
+    int64_t unknown_since_us  # first «unknown topic» answer in a row
+    bint routing              # the undecided lane is being routed outside the lock
+    sticky_t sticky
+    uint64_t turn             # round robin
+    load_table_t table
+    int64_t* queues           # owned scratch for the table
+    int64_t table_us          # when it was built
+
+ctypedef struct waiter_t:     # one thread waiting for memory, first come first served
+    pthread_cond_t wake
+    waiter_t* next
+    int64_t need
+
+ctypedef struct flusher_t:    # one thread in flush: waits for the chunks that existed when it came
+    flusher_t* next
+    uint32_t epoch
+    int64_t remaining
+
+ctypedef struct record_t:     # a record on its way in
+    const char* value
+    const char* key
+    int64_t size              # -1 = null
+    int64_t key_size          # -1 = null
+    const char* headers       # a headers_t, or NULL
+    int64_t headers_size      # its bytes
+    int64_t timestamp         # ms, 0 = now
+    int64_t clock_us          # when produced, 0 = now
+    int32_t partition         # -1 = to be decided
+    uint32_t index
+    void* callback            # a reference the accumulator takes over, or NULL
+    receipt_t* receipt
+    bint by_reference
+
+ctypedef struct accumulator_t:
+    pthread_mutex_t lock
+    pthread_cond_t work       # to the sender: something is ready
+    pthread_cond_t done       # to flush, poll and receipts: outcomes or events have arrived
+    bint sender_waiting
+    int done_waiting
+    # settings
+    int policy
+    bint adaptive
+    bint ignore_keys
+    int64_t linger_us
+    int64_t sticky_bytes
+    int64_t availability_us
+    int64_t timeout_us        # delivery timeout
+    int64_t record_overhead   # what librdkafka allocates per record
+    # pool
+    int64_t limit
+    int64_t used
+    int64_t cached            # bytes in the free lists
+    chunk_t* free_lists[SIZE_CLASSES]
+    waiter_t* waiters
+    waiter_t* last_waiter
+    bint overdraft            # records already admitted are being moved
+    # lists
+    topic_t* topics
+    lane_t* linger_head
+    lane_t* linger_tail
+    lane_t* ready_head
+    lane_t* ready_tail
+    chunk_t* deliveries       # chunks with callbacks to run
+    chunk_t* last_delivery
+    int64_t callbacks_due
+    # flush
+    uint32_t epoch
+    uint32_t place_epoch      # of the chunks being made: older than `epoch` while records are moved
+    int64_t place_us          # likewise their age, 0 = now
+    int64_t place_ms
+    int64_t live_chunks
+    flusher_t* flushers
+    # counters
+    int64_t records           # accepted, outcome open
+    int64_t lanes_opened
+    random_t random
+
+ctypedef struct headers_t:    # packed headers; `count` entries of two lengths, name and value follow
+    uint32_t size             # bytes of all of it
+    uint32_t count
+    uint32_t wire             # bytes in Kafka's record format, count included
+    uint32_t unused
+
+ctypedef struct header_t:
+    uint32_t name_size
+    uint32_t value_size       # 0xffffffff = null
+
+cdef inline int64_t headers_wire(const record_t* record) noexcept nogil:
+    return 1 if record.headers == NULL else (<const headers_t*>record.headers).wire
+
+cdef inline slot_t* slot_at(chunk_t* chunk, uint32_t i) noexcept nogil:
+    return <slot_t*>(<char*>chunk + sizeof(chunk_t) + chunk.capacity - (i + 1) * chunk.stride)
+
+cdef inline rich_t* rich_at(chunk_t* chunk, uint32_t i) noexcept nogil:
+    return <rich_t*>(<char*>slot_at(chunk, i) + sizeof(slot_t))
+
+cdef inline char* data_of(chunk_t* chunk) noexcept nogil:
+    return <char*>chunk + sizeof(chunk_t)
+
+cdef int accumulator_init(accumulator_t*) noexcept nogil
+cdef void accumulator_free(accumulator_t*) noexcept nogil
+cdef topic_t* topic_new(accumulator_t*, const char* name) noexcept nogil
+cdef int topic_update(accumulator_t*, topic_t*, int32_t partitions, const int32_t* leaders) noexcept nogil
+cdef lane_t* lane_of(accumulator_t*, topic_t*, int32_t partition) noexcept nogil
+cdef int append(accumulator_t*, topic_t*, record_t*, int32_t* partition) noexcept nogil
+cdef int route_undecided(accumulator_t*, topic_t*, int32_t* wanted, uint32_t wanted_count) noexcept nogil
+cdef chunk_t* detach(accumulator_t*, lane_t*) noexcept nogil
+cdef void reattach(accumulator_t*, lane_t*, chunk_t*) noexcept nogil
+cdef lane_t* next_ready(accumulator_t*, int64_t now) noexcept nogil
+cdef int64_t next_deadline(accumulator_t*, int64_t now) noexcept nogil
+cdef void seal_all(accumulator_t*) noexcept nogil
+cdef void fail_unsent(accumulator_t*, chunk_t*, int32_t error) noexcept nogil
+cdef int64_t fail_waiting(accumulator_t*, int32_t error, int64_t before_us) noexcept nogil
+cdef void unlink_flying(lane_t*, chunk_t*) noexcept nogil
+cdef void publish(accumulator_t*, chunk_t*) noexcept nogil
+cdef void chunk_release(accumulator_t*, chunk_t*) noexcept nogil
+cdef void receipt_release(receipt_t*) noexcept nogil
+cdef int receipt_add_failure(receipt_t*, int64_t index, int32_t error, int32_t partition) noexcept nogil
+cdef bint pool_has_room(accumulator_t*, int64_t need) noexcept nogil
+cdef void wake_waiters(accumulator_t*) noexcept nogil
+cdef void leave_queue(accumulator_t*, waiter_t*) noexcept nogil
+cdef int64_t footprint(accumulator_t*, record_t*) noexcept nogil

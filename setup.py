@@ -1,0 +1,63 @@
+"""Cythonizes the extension modules under fastprod/_core; everything else is in pyproject.toml.
+
+FASTPROD_DEBUG=1       bounds checks, overflow checks and C assertions on, optimiser off
+FASTPROD_SANITIZE=...  adds -fsanitize=... (address, undefined), for the sanitizer run
+FASTPROD_COVERAGE=1    line tracing, so that coverage.py can see inside .pyx files
+"""
+
+import os
+from pathlib import Path
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+
+def flag(name: str) -> bool:
+    return os.environ.get(name, "") not in ("", "0")
+
+
+debug = flag("FASTPROD_DEBUG")
+coverage = flag("FASTPROD_COVERAGE")
+sanitize = os.environ.get("FASTPROD_SANITIZE")
+
+compile_args = ["-std=c11", "-pthread", "-fvisibility=hidden"]
+compile_args += ["-O0", "-g3", "-UNDEBUG", "-DFASTPROD_DEBUG=1"] if debug else ["-O3", "-g1"]
+link_args = ["-pthread"]
+macros: list[tuple[str, str | None]] = [("_GNU_SOURCE", None)]
+if sanitize:
+    compile_args += [f"-fsanitize={sanitize}", "-fno-omit-frame-pointer"]
+    link_args += [f"-fsanitize={sanitize}"]
+if coverage:
+    macros += [("CYTHON_TRACE_NOGIL", "1"), ("CYTHON_USE_SYS_MONITORING", "0")]
+
+core = Path("fastprod/_core")
+setup(
+    ext_modules=cythonize(
+        [
+            Extension(
+                f"fastprod._core.{source.stem}",
+                [source.as_posix()],
+                include_dirs=[core.as_posix()],
+                depends=[path.as_posix() for path in sorted(core.glob("*.h"))],
+                extra_compile_args=compile_args,
+                extra_link_args=link_args,
+                define_macros=macros,
+                libraries=["dl"],
+            )
+            for source in sorted(core.glob("*.pyx"))
+        ],
+        compiler_directives={
+            "language_level": 3,
+            "boundscheck": debug,
+            "initializedcheck": debug,
+            "overflowcheck": False,
+            "wraparound": False,
+            "cdivision": True,
+            "freethreading_compatible": True,
+            "embedsignature": True,
+            "linetrace": coverage,
+        },
+        build_dir=os.environ.get("FASTPROD_BUILD_DIR", "build/cython"),
+        force=debug or coverage or bool(sanitize),
+    )
+)
