@@ -146,6 +146,7 @@ ctypedef struct lanes_t:      # published atomically, because acknowledgements r
 ctypedef struct topic_t:
     char* name                # owned
     void* handle              # rd_kafka_topic_t*
+    void* label               # borrowed: the name as Python str, held by the Runtime
     topic_t* next
     lanes_t* lanes
     lane_t* undecided         # waits for metadata
@@ -268,6 +269,7 @@ cdef lane_t* next_ready(accumulator_t*, int64_t now) noexcept nogil
 cdef int64_t next_deadline(accumulator_t*, int64_t now) noexcept nogil
 cdef void seal_all(accumulator_t*) noexcept nogil
 cdef void fail_unsent(accumulator_t*, chunk_t*, int32_t error) noexcept nogil
+cdef int64_t fail_lane(accumulator_t*, lane_t*, int32_t error, int64_t before_us) noexcept nogil
 cdef int64_t fail_waiting(accumulator_t*, int32_t error, int64_t before_us) noexcept nogil
 cdef void unlink_flying(lane_t*, chunk_t*) noexcept nogil
 cdef void publish(accumulator_t*, chunk_t*) noexcept nogil

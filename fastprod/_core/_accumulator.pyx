@@ -925,7 +925,7 @@ cdef void unlink_flying(lane_t* lane, chunk_t* chunk) noexcept nogil:
     chunk.flying = 0
 
 
-cdef int64_t _fail_lane(accumulator_t* acc, lane_t* lane, int32_t error, int64_t before_us) noexcept nogil:
+cdef int64_t fail_lane(accumulator_t* acc, lane_t* lane, int32_t error, int64_t before_us) noexcept nogil:
     cdef chunk_t* chunk
     cdef int64_t n = 0
     while lane.head != NULL and lane.head.created_us < before_us:
@@ -950,16 +950,16 @@ cdef int64_t fail_waiting(accumulator_t* acc, int32_t error, int64_t before_us) 
     cdef lane_t* following
     while lane != NULL:
         following = lane.list_next
-        n += _fail_lane(acc, lane, error, before_us)
+        n += fail_lane(acc, lane, error, before_us)
         lane = following
     lane = acc.ready_head
     while lane != NULL:
         following = lane.list_next
-        n += _fail_lane(acc, lane, error, before_us)
+        n += fail_lane(acc, lane, error, before_us)
         lane = following
     while topic != NULL:
         if not topic.routing:
-            n += _fail_lane(acc, topic.undecided, error, before_us)
+            n += fail_lane(acc, topic.undecided, error, before_us)
         topic = topic.next
     return n
 

@@ -1,0 +1,51 @@
+"""fastprod: data from Python and Spark into Kafka at the speed of C.
+
+`Producer` is a drop-in for `confluent_kafka.Producer` that places records as the Java producer does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fastprod._core._runtime import Receipt
+    from fastprod.errors import BufferFullError, ConfigError, ForkError, RecordError
+    from fastprod.producer import Producer
+    from fastprod.serializing import SerializingProducer
+
+__version__ = "0.1.0"
+__all__ = [
+    "BufferFullError",
+    "ConfigError",
+    "ForkError",
+    "Producer",
+    "Receipt",
+    "RecordError",
+    "SerializingProducer",
+    "__version__",
+]
+
+_HOMES = {
+    "Producer": "fastprod.producer",
+    "SerializingProducer": "fastprod.serializing",
+    "Receipt": "fastprod._core._runtime",
+    "BufferFullError": "fastprod.errors",
+    "ConfigError": "fastprod.errors",
+    "ForkError": "fastprod.errors",
+    "RecordError": "fastprod.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Imported on first use: pytest loads this package in every run, for the fixtures in fastprod.testing.
+    if name in _HOMES:
+        from importlib import import_module
+
+        value = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

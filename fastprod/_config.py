@@ -1,0 +1,184 @@
+"""Splits a producer's configuration into what fastprod serves itself and what librdkafka gets.
+
+Whatever is not named here passes through untouched, so every option of librdkafka works the day it appears.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import KafkaError
+
+from fastprod.errors import ConfigError
+
+OWN_POLICIES = ("uniform", "sticky", "round_robin")
+
+# Bytes after which key-less records go to another partition. Java has one setting (16384) for this and for the
+# wire batch; with librdkafka's 1 MB wire batch a larger bound makes fewer, fuller requests. Measured in
+# asv_bench/benchmarks/sticky.py; the figures are in the README.
+DEFAULT_STICKY_BYTES = 65536
+DEFAULT_BUFFER_MEMORY = 128 << 20
+DEFAULT_LINGER_MS = 5.0
+DEFAULT_MAX_RECORD_BYTES = 1_000_000
+
+# librdkafka's second name for an option that we serve or look at.
+ALIASES = {
+    "queue.buffering.max.ms": "linger.ms",
+    "delivery.timeout.ms": "message.timeout.ms",
+    "sticky.partitioning.bytes": "sticky.batch.size",
+    "max.request.size": "message.max.bytes",
+    "request.required.acks": "acks",
+    "max.in.flight": "max.in.flight.requests.per.connection",
+    "message.send.max.retries": "retries",
+}
+
+
+@dataclass(slots=True)
+class Settings:
+    """What the runtime needs to know, in its units."""
+
+    policy: str = "uniform"
+    partitioner: Any = None
+    adaptive: bool = True
+    ignore_keys: bool = False
+    availability_timeout_ms: float = 0
+    sticky_bytes: int = DEFAULT_STICKY_BYTES
+    linger_ms: float = DEFAULT_LINGER_MS
+    delivery_timeout_ms: float = 300_000
+    buffer_memory: int = DEFAULT_BUFFER_MEMORY
+    max_block_ms: float = 60_000
+    max_record_bytes: int = DEFAULT_MAX_RECORD_BYTES
+    metadata_refresh_ms: float = 300_000
+    metadata_propagation_ms: float = 30_000
+    transactional: bool = False
+    on_delivery: Callable[..., Any] | None = None
+    error_cb: Callable[..., Any] | None = None
+    stats_cb: Callable[..., Any] | None = None
+    throttle_cb: Callable[..., Any] | None = None
+    logger: Any = None
+    only_errors: bool = False
+    seed: int = 0
+    pid: int = 0
+
+
+def _fail(key: str, value: object, wanted: str) -> ConfigError:
+    return ConfigError(
+        KafkaError(KafkaError._INVALID_ARG, f'Invalid value for configuration property "{key}": {value!r} ({wanted})')
+    )
+
+
+def _number(conf: dict[str, Any], key: str, default: float, low: float, high: float, whole: bool = True) -> Any:
+    value = conf.get(key, default)
+    try:
+        number = float(value)
+        if isinstance(value, bool) or not low <= number <= high or (whole and number != int(number)):
+            raise ValueError
+    except (TypeError, ValueError):
+        kind = "a whole number" if whole else "a number"
+        raise _fail(key, value, f"must be {kind} from {low:g} to {high:g}") from None
+    return int(number) if whole else number
+
+
+def _flag(conf: dict[str, Any], key: str, default: bool) -> bool:
+    value = conf.get(key, default)
+    text = str(value).lower()
+    if text in ("true", "1", "t"):
+        return True
+    if text in ("false", "0", "f"):
+        return False
+    raise _fail(key, value, "must be true or false")
+
+
+def _callback(conf: dict[str, Any], key: str) -> Callable[..., Any] | None:
+    value = conf.get(key)
+    if value is not None and not callable(value):
+        raise _fail(key, value, "must be callable")
+    return value
+
+
+def _idempotence_fits(conf: Mapping[str, Any]) -> bool:
+    """Whether nothing the user chose forbids the idempotent producer; Java decides the same way."""
+    return (
+        str(conf.get("acks", "all")).lower() in ("all", "-1")
+        and str(conf.get("retries", 1)) != "0"
+        and int(conf.get("max.in.flight.requests.per.connection", 5)) <= 5
+        and conf.get("queuing.strategy", "fifo") == "fifo"
+        and str(conf.get("enable.gapless.guarantee", False)).lower() != "true"
+    )
+
+
+def split(config: Mapping[str, Any], plugin: str) -> tuple[Settings, dict[str, Any]]:
+    """(our settings, the configuration for confluent_kafka.Producer)."""
+    given: dict[str, Any] = dict(config)
+    given.update(given.pop("default.topic.config", None) or {})
+    conf: dict[str, Any] = {}
+    for key, value in given.items():
+        known = ALIASES.get(key, key)
+        if known in conf and known != key:
+            continue  # the first name wins, as when librdkafka reads them
+        conf[known] = value
+
+    settings = Settings(pid=os.getpid(), seed=secrets.randbits(64))
+    settings.linger_ms = _number(conf, "linger.ms", DEFAULT_LINGER_MS, 0, 900_000, whole=False)
+    settings.sticky_bytes = _number(conf, "sticky.batch.size", DEFAULT_STICKY_BYTES, 1, 2**31 - 1)
+    settings.buffer_memory = _number(conf, "buffer.memory", DEFAULT_BUFFER_MEMORY, 65_536, 2**50)
+    settings.max_block_ms = _number(conf, "max.block.ms", 60_000, 0, 2**50, whole=False)
+    settings.max_record_bytes = _number(conf, "message.max.bytes", DEFAULT_MAX_RECORD_BYTES, 1000, 1_000_000_000)
+    settings.delivery_timeout_ms = _number(conf, "message.timeout.ms", 300_000, 0, 2**31 - 1)
+    settings.availability_timeout_ms = _number(conf, "partitioner.availability.timeout.ms", 0, 0, 2**31 - 1)
+    settings.adaptive = _flag(conf, "partitioner.adaptive.partitioning.enable", True)
+    settings.ignore_keys = _flag(conf, "partitioner.ignore.keys", False)
+    settings.only_errors = _flag(conf, "delivery.report.only.error", False)
+    refresh = _number(conf, "topic.metadata.refresh.interval.ms", 300_000, -1, 3_600_000)
+    settings.metadata_refresh_ms = refresh if refresh > 0 else 3_600_000
+    settings.metadata_propagation_ms = _number(conf, "topic.metadata.propagation.max.ms", 30_000, 0, 3_600_000)
+    settings.transactional = bool(conf.get("transactional.id"))
+    settings.on_delivery = _callback(conf, "on_delivery")
+    settings.throttle_cb = _callback(conf, "throttle_cb")
+    # These also go to confluent-kafka: it tells librdkafka to emit the events, and runs them in transactions.
+    settings.error_cb = conf.get("error_cb")
+    settings.stats_cb = conf.get("stats_cb")
+    settings.logger = conf.get("logger")
+
+    partitioner = conf.pop("partitioner", None)
+    if partitioner is None or partitioner in OWN_POLICIES:
+        settings.policy = partitioner or "uniform"
+    elif isinstance(partitioner, str):
+        settings.policy = "librdkafka"
+        conf["partitioner"] = partitioner  # a name of librdkafka's, or one that it will refuse by name
+    elif callable(getattr(partitioner, "partition", None)):
+        settings.policy = "python"
+        settings.partitioner = partitioner
+    else:
+        raise _fail(
+            "partitioner",
+            partitioner,
+            f"must be one of {', '.join(OWN_POLICIES)}, a name of librdkafka's, or have a method "
+            "partition(topic, key, value, partitions, available)",
+        )
+
+    for key in (
+        "buffer.memory",
+        "max.block.ms",
+        "sticky.batch.size",
+        "partitioner.adaptive.partitioning.enable",
+        "partitioner.availability.timeout.ms",
+        "partitioner.ignore.keys",
+        "delivery.report.only.error",
+        "on_delivery",
+        "throttle_cb",
+    ):
+        conf.pop(key, None)
+    if _idempotence_fits(conf):
+        conf.setdefault("enable.idempotence", True)
+    conf["linger.ms"] = 0  # served once, by the accumulator
+    # buffer.memory is the bound; librdkafka's own limits would only refuse what we have already admitted.
+    conf.setdefault("queue.buffering.max.messages", 10_000_000)
+    conf.setdefault("queue.buffering.max.kbytes", 2_147_483_647)
+    others = conf.get("plugin.library.paths")
+    conf["plugin.library.paths"] = f"{others};{plugin}" if others else plugin
+    return settings, conf

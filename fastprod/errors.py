@@ -1,0 +1,19 @@
+"""Exceptions that fastprod raises, each also a kind that existing code already catches."""
+
+from confluent_kafka import KafkaException
+
+
+class BufferFullError(BufferError):
+    """No room in `buffer.memory` within `max.block.ms`. Nothing was accepted: poll or wait, then produce again."""
+
+
+class RecordError(KafkaException, ValueError):  # type: ignore[misc]
+    """One record cannot be accepted; `args[0]` is the KafkaError."""
+
+
+class ConfigError(KafkaException, ValueError):  # type: ignore[misc]
+    """A configuration value is not usable; `args[0]` is the KafkaError."""
+
+
+class ForkError(RuntimeError):
+    """A producer made before fork() is used in the child process."""
