@@ -10,7 +10,7 @@
 from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from fastprod._core._balance cimport load_table_t, random_t, sticky_t
-from fastprod._core._platform cimport pthread_cond_t, pthread_mutex_t
+from fastprod._core._platform cimport fp_load64, pthread_cond_t, pthread_mutex_t
 
 cdef enum:
     POLICY_UNIFORM = 0      # KIP-794: sticky by bytes, weighted by queue size
@@ -130,13 +130,15 @@ ctypedef struct lane_t:
     int spin
     chunk_t* fly_head
     chunk_t* fly_tail
-    # counters, atomic
-    int64_t queued_bytes      # accumulated or handed over, not yet acknowledged
-    int64_t queued_records
-    int64_t progress_us       # last acknowledgement, or when the lane stopped being idle
-    int64_t acked_records
-    int64_t acked_bytes
+    # Counters only grow, each with one lock of its own for writing, so that none needs an atomic add; the queue
+    # is what came in less what is settled.
+    int64_t in_records        # under the accumulator's lock
+    int64_t in_bytes
+    int64_t settled_records   # under `spin`, as the rest
+    int64_t settled_bytes
     int64_t failed_records
+    int64_t failed_bytes
+    int64_t progress_us       # last acknowledgement, or when the lane stopped being idle
 
 ctypedef struct lanes_t:      # published atomically, because acknowledgements read it without the lock
     int32_t size
@@ -246,6 +248,22 @@ ctypedef struct header_t:
 
 cdef inline int64_t headers_wire(const record_t* record) noexcept nogil:
     return 1 if record.headers == NULL else (<const headers_t*>record.headers).wire
+
+cdef inline int64_t queued_records(lane_t* lane) noexcept nogil:
+    return fp_load64(&lane.in_records) - fp_load64(&lane.settled_records)
+
+cdef inline int64_t queued_bytes(lane_t* lane) noexcept nogil:
+    """Bytes accumulated or handed over and not yet acknowledged."""
+    return fp_load64(&lane.in_bytes) - fp_load64(&lane.settled_bytes)
+
+cdef inline void count_settled(lane_t* lane, slot_t* slot, bint failed) noexcept nogil:
+    """A record has its outcome; `lane.spin` is held."""
+    cdef int64_t size = <int64_t>slot.size + slot.key_size
+    lane.settled_records += 1
+    lane.settled_bytes += size
+    if failed:
+        lane.failed_records += 1
+        lane.failed_bytes += size
 
 cdef inline slot_t* slot_at(chunk_t* chunk, uint32_t i) noexcept nogil:
     return <slot_t*>(<char*>chunk + sizeof(chunk_t) + chunk.capacity - (i + 1) * chunk.stride)

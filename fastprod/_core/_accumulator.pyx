@@ -22,7 +22,6 @@ from fastprod._core._balance cimport (
 )
 from fastprod._core._hash cimport murmur2_bytes
 from fastprod._core._platform cimport (
-    fp_add64,
     fp_assert,
     fp_cond_init,
     fp_load64,
@@ -550,10 +549,10 @@ cdef int _place(accumulator_t* acc, lane_t* lane, record_t* record) noexcept nog
     chunk.charge += extra
     acc.used += extra
     acc.records += 1
-    if fp_load64(&lane.queued_records) == 0:
+    if queued_records(lane) == 0:
         fp_store64(&lane.progress_us, chunk.created_us)
-    fp_add64(&lane.queued_records, 1)
-    fp_add64(&lane.queued_bytes, size + key_size)
+    lane.in_records += 1
+    lane.in_bytes += size + key_size
     if lane.where == LIST_NONE and not undecided:
         lane.first_us = chunk.created_us if chunk.count == 1 else fp_now_us()
         lane.retry_us = 0
@@ -601,7 +600,7 @@ cdef void _rebuild_table(accumulator_t* acc, topic_t* topic, int64_t now) noexce
     for i in range(topic.available_count):
         partition = topic.available[i]
         lane = topic.lanes.lanes[partition]
-        if lane != NULL and acc.availability_us and fp_load64(&lane.queued_records) > 0:
+        if lane != NULL and acc.availability_us and queued_records(lane) > 0:
             # Stuck is who has something queued while no partition of its broker moves.
             progress = fp_load64(&lane.progress_us)
             if progress + acc.availability_us < now:
@@ -611,7 +610,7 @@ cdef void _rebuild_table(accumulator_t* acc, topic_t* topic, int64_t now) noexce
                         progress = max(progress, fp_load64(&other.progress_us))
                 if progress + acc.availability_us < now:
                     continue
-        topic.queues[used] = 0 if lane == NULL else fp_load64(&lane.queued_bytes) // acc.sticky_bytes
+        topic.queues[used] = 0 if lane == NULL else queued_bytes(lane) // acc.sticky_bytes
         topic.table.partitions[used] = partition
         used += 1
     load_table_build(&topic.table, topic.queues, used, used == topic.partitions)
@@ -784,8 +783,8 @@ cdef int route_undecided(accumulator_t* acc, topic_t* topic, int32_t* wanted, ui
             if status == APPEND_NO_MEMORY:
                 _end_move(acc)
                 return -1
-            fp_add64(&lane.queued_records, -1)
-            fp_add64(&lane.queued_bytes, -<int64_t>(slot.size + slot.key_size))
+            lane.in_records -= 1
+            lane.in_bytes -= <int64_t>slot.size + slot.key_size
             if status == APPEND_OK:
                 slot.state = MOVED
                 chunk.moved += 1
@@ -883,7 +882,7 @@ cdef void fail_unsent(accumulator_t* acc, chunk_t* chunk, int32_t error) noexcep
     cdef lane_t* lane = chunk.lane
     cdef slot_t* slot
     cdef uint32_t i
-    cdef int64_t size = 0, records = 0
+    cdef int64_t records = 0
     cdef bint over
     fp_spin_lock(&lane.spin)
     for i in range(chunk.sent, chunk.count):
@@ -891,7 +890,7 @@ cdef void fail_unsent(accumulator_t* acc, chunk_t* chunk, int32_t error) noexcep
         if slot.state == MOVED:
             continue
         slot.state = error
-        size += slot.size + slot.key_size
+        count_settled(lane, slot, True)
         records += 1
         if chunk.rich and rich_at(chunk, i).callback != NULL:
             rich_at(chunk, i).clock_us = fp_now_us() - rich_at(chunk, i).clock_us
@@ -903,9 +902,6 @@ cdef void fail_unsent(accumulator_t* acc, chunk_t* chunk, int32_t error) noexcep
     if over and chunk.flying:
         unlink_flying(lane, chunk)
     fp_spin_unlock(&lane.spin)
-    fp_add64(&lane.queued_records, -records)
-    fp_add64(&lane.queued_bytes, -size)
-    fp_add64(&lane.failed_records, records)
     if over:
         if not chunk.published:
             publish(acc, chunk)
@@ -1147,8 +1143,7 @@ cdef class Accumulator:
             chunk = lane.fly_head
             for i in range(chunk.count):
                 slot_at(chunk, i).state = 0
-                fp_add64(&lane.queued_records, -1)
-                fp_add64(&lane.queued_bytes, -<int64_t>(slot_at(chunk, i).size + slot_at(chunk, i).key_size))
+                count_settled(lane, slot_at(chunk, i), False)
             unlink_flying(lane, chunk)
             chunk.resolved = chunk.returned = chunk.count
             publish(&self.acc, chunk)
@@ -1185,7 +1180,7 @@ cdef class Accumulator:
 
     def queued_bytes(self, int32_t partition):
         cdef lane_t* lane = self.topic.lanes.lanes[partition]
-        return 0 if lane == NULL else lane.queued_bytes
+        return 0 if lane == NULL else queued_bytes(lane)
 
 
 cdef _bytes(const char* data, uint32_t size):

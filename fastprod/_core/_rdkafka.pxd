@@ -185,7 +185,8 @@ cdef struct rdkafka_api:
     rd_kafka_queue_t* (*queue_get_main)(rd_kafka_t*) noexcept nogil
     void (*queue_destroy)(rd_kafka_queue_t*) noexcept nogil
     rd_kafka_event_t* (*queue_poll)(rd_kafka_queue_t*, int) noexcept nogil
-    void (*queue_yield)(rd_kafka_queue_t*) noexcept nogil
+    void (*queue_cb_event_enable)(
+        rd_kafka_queue_t*, void (*)(rd_kafka_t*, void*) noexcept nogil, void*) noexcept nogil
     int (*event_type)(const rd_kafka_event_t*) noexcept nogil
     void (*event_destroy)(rd_kafka_event_t*) noexcept nogil
     rd_kafka_resp_err_t (*event_error)(rd_kafka_event_t*) noexcept nogil

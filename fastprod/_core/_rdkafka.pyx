@@ -61,7 +61,7 @@ cdef int _load() except -1:
     (<void**>&_table.queue_get_main)[0] = _resolve(library, b"queue_get_main")
     (<void**>&_table.queue_destroy)[0] = _resolve(library, b"queue_destroy")
     (<void**>&_table.queue_poll)[0] = _resolve(library, b"queue_poll")
-    (<void**>&_table.queue_yield)[0] = _resolve(library, b"queue_yield")
+    (<void**>&_table.queue_cb_event_enable)[0] = _resolve(library, b"queue_cb_event_enable")
     (<void**>&_table.event_type)[0] = _resolve(library, b"event_type")
     (<void**>&_table.event_destroy)[0] = _resolve(library, b"event_destroy")
     (<void**>&_table.event_error)[0] = _resolve(library, b"event_error")

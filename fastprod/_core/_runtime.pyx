@@ -1,14 +1,16 @@
 """The producer runtime: the link to a confluent-kafka client, its threads, and what Python calls.
 
     produce()          caller's thread      copies the record into its lane
-    sender             C thread, no GIL     gives ready chunks to librdkafka, watches linger and timeouts
+    sender             C thread, no GIL     gives ready chunks to librdkafka, watches linger and timeouts, frees
+                                            librdkafka's messages, publishes outcomes, keeps events for poll()
     on_acknowledged    librdkafka's threads marks the record's slot, nothing else
-    reaper             C thread, no GIL     frees librdkafka's messages, publishes outcomes, keeps events
     scout              C thread             asks for metadata; takes the GIL only for a Python partitioner
     poll(), flush()    caller's thread      run callbacks
 
 Lock order: the GIL, then `accumulator_t.lock`, then a lane's leaf lock. librdkafka is never called with one of
-ours held, and on_acknowledged takes the leaf lock only.
+ours held, so its callbacks may take them; on_acknowledged takes the leaf lock only.
+
+Sending and freeing are one thread's job because malloc is at its best when the thread that allocated frees.
 """
 
 import sys
@@ -48,6 +50,7 @@ from fastprod._core._accumulator cimport (
     append,
     chunk_release,
     chunk_t,
+    count_settled,
     data_of,
     detach,
     extent_t,
@@ -65,6 +68,8 @@ from fastprod._core._accumulator cimport (
     next_ready,
     pool_has_room,
     publish,
+    queued_bytes,
+    queued_records,
     reattach,
     receipt_add_failure,
     receipt_release,
@@ -182,10 +187,10 @@ ctypedef struct client_t:
     void* completed             # stack of chunks that librdkafka has given back entirely
     rd_kafka_message_t* scratch # the sender's
     pthread_t sender
-    pthread_t reaper
     pthread_t scout
     int threads                 # how many of them run
     bint stop
+    bint news                   # librdkafka's queue has something
     event_t* events
     event_t* last_event
     int64_t event_count
@@ -298,19 +303,14 @@ cdef bint _settle(
     if slot.state == PENDING:
         slot.state = error
         chunk.resolved += 1
-        fp_add64(&lane.queued_records, -1)
-        fp_add64(&lane.queued_bytes, -<int64_t>(slot.size + slot.key_size))
+        count_settled(lane, slot, error != 0)
         if error:
             chunk.failed += 1
-            fp_add64(&lane.failed_records, 1)
-        else:
-            fp_add64(&lane.acked_records, 1)
-            fp_add64(&lane.acked_bytes, slot.size + slot.key_size)
-            if offset >= 0:
-                if chunk.first_offset < 0 or offset < chunk.first_offset:
-                    chunk.first_offset = offset
-                if offset > chunk.last_offset:
-                    chunk.last_offset = offset
+        elif offset >= 0:
+            if chunk.first_offset < 0 or offset < chunk.first_offset:
+                chunk.first_offset = offset
+            if offset > chunk.last_offset:
+                chunk.last_offset = offset
         if chunk.rich:
             more = rich_at(chunk, i)
             more.offset = offset
@@ -367,7 +367,7 @@ cdef bint _claims(lane_t* lane, const rd_kafka_message_t* message) noexcept nogi
     """With librdkafka's partitioner: was this record given to the lane by explicit partition?"""
     cdef uint32_t i
     cdef bint found
-    if lane == NULL or fp_load64(&lane.queued_records) == 0:
+    if lane == NULL or queued_records(lane) == 0:
         return False
     fp_spin_lock(&lane.spin)
     found = _find(lane, message, &i) != NULL
@@ -448,6 +448,60 @@ cdef void _register(client_t* old, client_t* new) noexcept nogil:
     fp_spin_unlock(&_clients_lock)
 
 
+# --------------------------------------------------------------------------------------------------------- outcomes
+
+cdef void _publish_completed(client_t* client) noexcept nogil:
+    cdef chunk_t* chunk = <chunk_t*>fp_swap_ptr(&client.completed, NULL)
+    cdef chunk_t* ordered = NULL
+    cdef chunk_t* following
+    if chunk == NULL:
+        return
+    while chunk != NULL:  # a stack: turn it round, so that callbacks keep the order of acknowledgement
+        following = chunk.next
+        chunk.next = ordered
+        ordered = chunk
+        chunk = following
+    pthread_mutex_lock(&client.acc.lock)
+    while ordered != NULL:
+        following = ordered.next
+        ordered.next = NULL
+        if not ordered.published:
+            publish(&client.acc, ordered)
+        chunk_release(&client.acc, ordered)
+        ordered = following
+    pthread_mutex_unlock(&client.acc.lock)
+
+
+cdef void _on_queue(rd_kafka_t* rk, void* opaque) noexcept nogil:
+    """librdkafka's queue is no longer empty; runs on its threads."""
+    cdef client_t* client = <client_t*>opaque
+    pthread_mutex_lock(&client.acc.lock)
+    client.news = True
+    if client.acc.sender_waiting:
+        pthread_cond_signal(&client.acc.work)
+    pthread_mutex_unlock(&client.acc.lock)
+
+
+cdef void _drain(client_t* client) noexcept nogil:
+    """Empties librdkafka's queue: frees delivered messages, keeps what is for the user's callbacks."""
+    cdef rd_kafka_event_t* event = rdkafka.queue_poll(client.queue, 0)
+    cdef event_t* kept
+    cdef int kind
+    while event != NULL:
+        kind = rdkafka.event_type(event)
+        kept = NULL
+        if kind == EVENT_ERROR or kind == EVENT_STATS or kind == EVENT_LOG:
+            kept = <event_t*>calloc(1, sizeof(event_t))
+        if kept != NULL:
+            kept.event = event
+            _keep_event(client, kept)
+        else:
+            rdkafka.event_destroy(event)
+        _publish_completed(client)
+        event = rdkafka.queue_poll(client.queue, 0)
+    _publish_completed(client)
+
+
 # --------------------------------------------------------------------------------------------------------- sender
 
 cdef void _enter_flight(lane_t* lane, chunk_t* chunk) noexcept nogil:
@@ -472,7 +526,6 @@ cdef void _refused(client_t* client, lane_t* lane, chunk_t* chunk, uint32_t i, i
     fp_spin_unlock(&lane.spin)
     if last:
         _push_completed(client, chunk)
-        rdkafka.queue_yield(client.queue)
 
 
 cdef int _send_batch(client_t* client, lane_t* lane, chunk_t* chunk, uint32_t start, uint32_t end) noexcept nogil:
@@ -643,9 +696,7 @@ cdef void _expire_flying(accumulator_t* acc, lane_t* lane, int64_t before_us) no
                         slot_at(chunk, i).state = ERR__MSG_TIMED_OUT
                         chunk.resolved += 1
                         chunk.failed += 1
-                        fp_add64(&lane.failed_records, 1)
-                        fp_add64(&lane.queued_records, -1)
-                        fp_add64(&lane.queued_bytes, -<int64_t>(slot_at(chunk, i).size + slot_at(chunk, i).key_size))
+                        count_settled(lane, slot_at(chunk, i), True)
                 chunk.refs += 1  # ours, while it is published
             chunk = chunk.fly_next
         fp_spin_unlock(&lane.spin)
@@ -666,7 +717,7 @@ cdef bint _look_for_stuck(client_t* client, int64_t now) noexcept nogil:
         if now - topic.metadata_us > STUCK_US and topic.partitions:
             for i in range(topic.lanes.size):
                 lane = topic.lanes.lanes[i]
-                if lane != NULL and fp_load64(&lane.queued_records) and (
+                if lane != NULL and queued_records(lane) and (
                     now - fp_load64(&lane.progress_us) > STUCK_US
                 ):
                     topic.metadata_us = 0  # due now
@@ -691,7 +742,14 @@ cdef void* _sender(void* argument) noexcept nogil:
             _expire(client, now)
             if _look_for_stuck(client, now):
                 pthread_cond_signal(&client.scout_wake)
+        if client.news or fp_load_ptr(&client.completed) != NULL:
+            client.news = False
+            pthread_mutex_unlock(&acc.lock)
+            _drain(client)
+            pthread_mutex_lock(&acc.lock)
         lane = next_ready(acc, now)
+        if lane == NULL and client.news:
+            continue
         if lane == NULL:
             now = next_deadline(acc, now)
             if acc.timeout_us:
@@ -714,54 +772,6 @@ cdef void* _sender(void* argument) noexcept nogil:
             lane.retry_us = fp_now_us() + RETRY_US
             reattach(acc, lane, chunk)
     pthread_mutex_unlock(&acc.lock)
-    return NULL
-
-
-# --------------------------------------------------------------------------------------------------------- reaper
-
-cdef void _publish_completed(client_t* client) noexcept nogil:
-    cdef chunk_t* chunk = <chunk_t*>fp_swap_ptr(&client.completed, NULL)
-    cdef chunk_t* ordered = NULL
-    cdef chunk_t* following
-    if chunk == NULL:
-        return
-    while chunk != NULL:  # a stack: turn it round, so that callbacks keep the order of acknowledgement
-        following = chunk.next
-        chunk.next = ordered
-        ordered = chunk
-        chunk = following
-    pthread_mutex_lock(&client.acc.lock)
-    while ordered != NULL:
-        following = ordered.next
-        ordered.next = NULL
-        if not ordered.published:
-            publish(&client.acc, ordered)
-        chunk_release(&client.acc, ordered)
-        ordered = following
-    pthread_mutex_unlock(&client.acc.lock)
-
-
-cdef void* _reaper(void* argument) noexcept nogil:
-    cdef client_t* client = <client_t*>argument
-    cdef rd_kafka_event_t* event
-    cdef event_t* kept
-    cdef int kind
-    while not client.stop:
-        event = rdkafka.queue_poll(client.queue, 100)
-        while event != NULL:
-            kind = rdkafka.event_type(event)
-            if kind == EVENT_ERROR or kind == EVENT_STATS or kind == EVENT_LOG:
-                kept = <event_t*>calloc(1, sizeof(event_t))
-                if kept != NULL:
-                    kept.event = event
-                    _keep_event(client, kept)
-                else:
-                    rdkafka.event_destroy(event)
-            else:
-                rdkafka.event_destroy(event)  # delivery reports: frees librdkafka's messages
-            _publish_completed(client)
-            event = rdkafka.queue_poll(client.queue, 0)
-        _publish_completed(client)
     return NULL
 
 
@@ -1317,14 +1327,14 @@ cdef class Runtime:
         if self.client.scratch == NULL:
             raise MemoryError()
         self.client.queue = rdkafka.queue_get_main(self.client.rk)
+        rdkafka.queue_cb_event_enable(self.client.queue, _on_queue, self.client)
+        self.client.news = True  # what came before we listened
         _register(NULL, self.client)
         if fp_start_thread(&self.client.sender, _sender, self.client) == 0:
             self.client.threads = 1
-            if fp_start_thread(&self.client.reaper, _reaper, self.client) == 0:
+            if fp_start_thread(&self.client.scout, _scout, self.client) == 0:
                 self.client.threads = 2
-                if fp_start_thread(&self.client.scout, _scout, self.client) == 0:
-                    self.client.threads = 3
-        if self.client.threads < 3:
+        if self.client.threads < 2:
             raise RuntimeError("cannot start the producer's threads: the system's limit is reached")
 
     def stop(self):
@@ -1343,16 +1353,13 @@ cdef class Runtime:
             pthread_cond_broadcast(&client.acc.done)
             pthread_cond_broadcast(&client.scout_wake)
             pthread_mutex_unlock(&client.acc.lock)
-            if client.queue != NULL:
-                rdkafka.queue_yield(client.queue)
             if client.threads > 0:
                 pthread_join(client.sender, NULL)
             if client.threads > 1:
-                pthread_join(client.reaper, NULL)
-            if client.threads > 2:
                 pthread_join(client.scout, NULL)
             client.threads = 0
-            _publish_completed(client)
+            rdkafka.queue_cb_event_enable(client.queue, NULL, NULL)
+            _drain(client)
             pthread_mutex_lock(&client.acc.lock)
             left = client.acc.records
             fail_waiting(&client.acc, ERR__PURGE_QUEUE, INT64_MAX)
@@ -1368,9 +1375,8 @@ cdef class Runtime:
             client.events = event.next
             _drop_event(event)
         client.last_event = NULL
-        if client.queue != NULL:
-            rdkafka.queue_destroy(client.queue)
-            client.queue = NULL
+        rdkafka.queue_destroy(client.queue)
+        client.queue = NULL
         return left
 
     def finish(self):
@@ -1985,8 +1991,8 @@ cdef class Runtime:
             lane = found.lanes.lanes[i]
             if lane != NULL:
                 counts[i] = (
-                    fp_load64(&lane.acked_records), fp_load64(&lane.acked_bytes), fp_load64(&lane.failed_records),
-                    fp_load64(&lane.queued_bytes),
+                    lane.settled_records - lane.failed_records, lane.settled_bytes - lane.failed_bytes,
+                    lane.failed_records, queued_bytes(lane),
                 )
         pthread_mutex_unlock(&self.client.acc.lock)
         return counts
