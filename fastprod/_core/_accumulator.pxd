@@ -130,6 +130,10 @@ ctypedef struct lane_t:
     int spin
     chunk_t* fly_head
     chunk_t* fly_tail
+    # for the load table
+    int64_t opened_us
+    int64_t first_pile        # records that had come when the first was acknowledged
+    bint settled_in           # these are acknowledged: the queue is meaningful
     # Counters only grow, each with one lock of its own for writing, so that none needs an atomic add; the queue
     # is what came in less what is settled.
     int64_t in_records        # under the accumulator's lock
@@ -164,8 +168,19 @@ ctypedef struct topic_t:
     sticky_t sticky
     uint64_t turn             # round robin
     load_table_t table
+    int32_t brokers           # how many lead partitions of the topic
+    int32_t* broker           # owned: number of the leading broker per partition, 0..brokers-1
+    int64_t* broker_queue     # owned scratch: mean queue of a broker's lanes
+    int32_t* broker_lanes     # owned scratch: how many of them count
     int64_t* queues           # owned scratch for the table
+    int64_t* smooth           # owned: queue per partition, averaged, in 1/256 of the sticky bound; -1 = unknown
+    int64_t mean_queue        # of the brokers
     int64_t table_us          # when it was built
+    int32_t strikes           # rebuilds in a row that found queues uneven
+    bint uneven               # queues differ so much that the table decides
+    # While they do not, the partition that has had the fewest bytes is next: a heap over `available`
+    int32_t* heap             # owned
+    int64_t* share            # owned: bytes per partition since the heap was made
 
 ctypedef struct waiter_t:     # one thread waiting for memory, first come first served
     pthread_cond_t wake

@@ -42,6 +42,10 @@ from fastprod._core._platform cimport (
 
 cdef enum:
     TABLE_US = 5000                       # the load table is rebuilt at most this often
+    AVERAGE_US = 100000                   # over which queues are averaged
+    STRIKES = 10                          # rebuilds in a row that must find queues uneven
+    CATCH_UP = 64                         # sticky bounds that a partition may be behind when they are even again
+    START_US = 2000000                    # after which a lane's queue counts in any case
     ERR_UNKNOWN_PARTITION = -190
     ERR_PURGED = -152
 
@@ -82,6 +86,12 @@ cdef void accumulator_free(accumulator_t* acc) noexcept nogil:
         _lane_free(topic.unassigned)
         load_table_free(&topic.table)
         free(topic.queues)
+        free(topic.smooth)
+        free(topic.broker)
+        free(topic.broker_queue)
+        free(topic.broker_lanes)
+        free(topic.heap)
+        free(topic.share)
         free(topic.available)
         free(topic.leaders)
         free(topic.name)
@@ -128,6 +138,7 @@ cdef lane_t* _lane_new(topic_t* topic, int32_t partition) noexcept nogil:
     if lane != NULL:
         lane.topic = topic
         lane.partition = partition
+        lane.opened_us = fp_now_us()
     return lane
 
 
@@ -161,8 +172,7 @@ cdef int topic_update(accumulator_t* acc, topic_t* topic, int32_t partitions, co
     """
     cdef lanes_t* wider
     cdef lanes_t* lanes = topic.lanes
-    cdef int32_t* room
-    cdef int32_t i, n = 0
+    cdef int32_t i, j, n = 0
     if partitions > lanes.size:
         wider = <lanes_t*>calloc(1, sizeof(lanes_t))
         if wider == NULL:
@@ -175,27 +185,43 @@ cdef int topic_update(accumulator_t* acc, topic_t* topic, int32_t partitions, co
         wider.previous = lanes
         for i in range(lanes.size):
             wider.lanes[i] = lanes.lanes[i]
-        room = <int32_t*>realloc(topic.available, partitions * sizeof(int32_t))
-        if room != NULL:
-            topic.available = room
-            room = <int32_t*>realloc(topic.leaders, partitions * sizeof(int32_t))
-        if room != NULL:
-            topic.leaders = room
-            topic.queues = <int64_t*>_regrow(topic.queues, partitions * sizeof(int64_t))
-        if room == NULL or topic.queues == NULL or load_table_reserve(&topic.table, partitions) < 0:
+        if (
+            _grow(<void**>&topic.available, partitions, sizeof(int32_t)) < 0
+            or _grow(<void**>&topic.leaders, partitions, sizeof(int32_t)) < 0
+            or _grow(<void**>&topic.heap, partitions, sizeof(int32_t)) < 0
+            or _grow(<void**>&topic.broker, partitions, sizeof(int32_t)) < 0
+            or _grow(<void**>&topic.broker_queue, partitions, sizeof(int64_t)) < 0
+            or _grow(<void**>&topic.broker_lanes, partitions, sizeof(int32_t)) < 0
+            or _grow(<void**>&topic.queues, partitions, sizeof(int64_t)) < 0
+            or _grow(<void**>&topic.smooth, partitions, sizeof(int64_t)) < 0
+            or _grow(<void**>&topic.share, partitions, sizeof(int64_t)) < 0
+            or load_table_reserve(&topic.table, partitions) < 0
+        ):
             free(wider.lanes)
             free(wider)
             return -1
+        for i in range(lanes.size, partitions):
+            topic.smooth[i] = -1
         fp_store_ptr(<void**>&topic.lanes, wider)
+    topic.brokers = 0
     for i in range(partitions):
         topic.leaders[i] = leaders[i]
         if leaders[i] >= 0:
             topic.available[n] = i
             n += 1
+            for j in range(i):  # usually found among the first few
+                if leaders[j] == leaders[i]:
+                    topic.broker[i] = topic.broker[j]
+                    break
+            else:
+                topic.broker[i] = topic.brokers
+                topic.brokers += 1
     topic.available_count = n
     topic.partitions = partitions
     topic.table_us = 0
     topic.table.count = 0
+    topic.uneven = False
+    _restart_shares(acc, topic)
     i = topic.sticky.partition
     if i >= 0 and n and (i >= partitions or leaders[i] < 0):
         topic.sticky.partition = -1  # the next key-less record goes elsewhere
@@ -203,11 +229,12 @@ cdef int topic_update(accumulator_t* acc, topic_t* topic, int32_t partitions, co
     return 0
 
 
-cdef void* _regrow(void* old, size_t size) noexcept nogil:
-    cdef void* grown = realloc(old, size)
+cdef int _grow(void** array, int32_t count, size_t each) noexcept nogil:
+    cdef void* grown = realloc(array[0], count * each)
     if grown == NULL:
-        free(old)
-    return grown
+        return -1
+    array[0] = grown
+    return 0
 
 
 cdef lane_t* lane_of(accumulator_t* acc, topic_t* topic, int32_t partition) noexcept nogil:
@@ -590,37 +617,154 @@ cdef int64_t _count_in_batch(accumulator_t* acc, lane_t* lane, record_t* record,
 
 # ------------------------------------------------------------------------------------------------------- routing
 
-cdef void _rebuild_table(accumulator_t* acc, topic_t* topic, int64_t now) noexcept nogil:
-    """Weights from queue sizes; partitions of a broker that takes nothing get no slot when so configured."""
-    cdef int32_t i, j, partition, used = 0
-    cdef int64_t progress
-    cdef lane_t* lane
+cdef void _restart_shares(accumulator_t* acc, topic_t* topic) noexcept nogil:
+    """Everybody starts even, in an order that differs from producer to producer."""
+    cdef int32_t i, n = topic.available_count, at = 0 if n == 0 else <int32_t>(acc.random.state % <uint64_t>n)
+    for i in range(n):
+        topic.heap[i] = topic.available[(at + i) % n]
+        topic.share[topic.heap[i]] = 0
+
+
+cdef void _sink(topic_t* topic, int32_t i) noexcept nogil:
+    """Moves entry `i` of the heap down to its place."""
+    cdef int32_t child, partition = topic.heap[i], n = topic.available_count
+    while True:
+        child = 2 * i + 1
+        if child >= n:
+            break
+        if child + 1 < n and topic.share[topic.heap[child + 1]] < topic.share[topic.heap[child]]:
+            child += 1
+        if topic.share[topic.heap[child]] >= topic.share[partition]:
+            break
+        topic.heap[i] = topic.heap[child]
+        i = child
+    topic.heap[i] = partition
+
+
+cdef void _resume_shares(accumulator_t* acc, topic_t* topic) noexcept nogil:
+    """Queues are even again. Who had less catches up a little, so that a false alarm leaves no trace."""
+    cdef int32_t i
+    cdef int64_t most = 0
+    for i in range(topic.available_count):
+        most = max(most, topic.share[topic.available[i]])
+    for i in range(topic.available_count):
+        topic.share[topic.available[i]] = max(topic.share[topic.available[i]], most - CATCH_UP * acc.sticky_bytes)
+    for i in range(topic.available_count // 2 - 1, -1, -1):
+        _sink(topic, i)
+
+
+cdef bint _is_stuck(accumulator_t* acc, topic_t* topic, lane_t* lane, int64_t now) noexcept nogil:
+    """Whether records are queued and no partition of the same broker moves: partitioner.availability.timeout.ms."""
+    cdef int32_t i
     cdef lane_t* other
+    if queued_records(lane) == 0 or fp_load64(&lane.progress_us) + acc.availability_us >= now:
+        return False
+    for i in range(topic.available_count):
+        other = topic.lanes.lanes[topic.available[i]]
+        if (
+            other != NULL
+            and topic.leaders[topic.available[i]] == topic.leaders[lane.partition]
+            and fp_load64(&other.progress_us) + acc.availability_us >= now
+        ):
+            return False
+    return True
+
+
+cdef bint _has_settled_in(lane_t* lane, int64_t now) noexcept nogil:
+    """Whether the lane's queue tells how fast its broker is.
+
+    While brokers are being connected, records pile up, and whoever is connected last looks slow until that first
+    pile is gone.
+    """
+    if not lane.settled_in:
+        if lane.first_pile == 0 and fp_load64(&lane.settled_records):
+            lane.first_pile = lane.in_records
+        lane.settled_in = (
+            lane.first_pile and fp_load64(&lane.settled_records) >= lane.first_pile
+        ) or now - lane.opened_us > START_US
+    return lane.settled_in
+
+
+cdef void _rebuild_table(accumulator_t* acc, topic_t* topic, int64_t now) noexcept nogil:
+    """Weights from queue sizes, when the queues tell something.
+
+    A snapshot of one queue is mostly noise: it shrinks by a whole wire batch at a time. So queues are averaged, over
+    time and over the lanes of a broker, and the table decides only while one broker's are several times another's.
+    Equal brokers then share evenly to the byte, and a slow one is noticed within a tenth of a second.
+    """
+    cdef int32_t i, broker, partition, used = 0
+    cdef int64_t queue, mean = 0, least = INT64_MAX, most = 0
+    cdef int64_t elapsed = min(now - topic.table_us, AVERAGE_US)
+    cdef bint everyone = topic.available_count == topic.partitions
+    cdef bint barred = False
+    cdef lane_t* lane
     topic.table_us = now
+    topic.table.count = 0
+    for broker in range(topic.brokers):
+        topic.broker_queue[broker] = 0
+        topic.broker_lanes[broker] = 0
     for i in range(topic.available_count):
         partition = topic.available[i]
+        broker = topic.broker[partition]
         lane = topic.lanes.lanes[partition]
-        if lane != NULL and acc.availability_us and queued_records(lane) > 0:
-            # Stuck is who has something queued while no partition of its broker moves.
-            progress = fp_load64(&lane.progress_us)
-            if progress + acc.availability_us < now:
-                for j in range(topic.available_count):
-                    other = topic.lanes.lanes[topic.available[j]]
-                    if other != NULL and topic.leaders[topic.available[j]] == topic.leaders[partition]:
-                        progress = max(progress, fp_load64(&other.progress_us))
-                if progress + acc.availability_us < now:
-                    continue
-        topic.queues[used] = 0 if lane == NULL else queued_bytes(lane) // acc.sticky_bytes
+        if lane != NULL and acc.availability_us and _is_stuck(acc, topic, lane, now):
+            barred = True
+            continue
         topic.table.partitions[used] = partition
+        topic.queues[used] = -1
+        if lane != NULL and _has_settled_in(lane, now):
+            queue = queued_bytes(lane) * 256 // acc.sticky_bytes
+            if topic.smooth[partition] < 0:  # starts neutral
+                topic.smooth[partition] = topic.mean_queue
+            topic.smooth[partition] += (queue - topic.smooth[partition]) * elapsed // AVERAGE_US
+            topic.queues[used] = topic.smooth[partition]
+            topic.broker_queue[broker] += topic.smooth[partition]
+            topic.broker_lanes[broker] += 1
         used += 1
-    load_table_build(&topic.table, topic.queues, used, used == topic.partitions)
+    broker = 0
+    for i in range(topic.brokers):
+        if topic.broker_lanes[i]:
+            topic.broker_queue[i] //= topic.broker_lanes[i]
+            least = min(least, topic.broker_queue[i])
+            most = max(most, topic.broker_queue[i])
+            mean += topic.broker_queue[i]
+            broker += 1
+    topic.mean_queue = mean // max(broker, 1)
+    for i in range(used):
+        # A lane counts as its broker does, unless it alone is far behind (a hot key fills it).
+        broker = topic.broker[topic.table.partitions[i]]
+        queue = topic.queues[i]
+        if queue < 0:
+            queue = topic.mean_queue
+        elif queue > 4 * topic.broker_queue[broker] + 4 * 256:
+            most = max(most, queue)
+        else:
+            queue = topic.broker_queue[broker]
+        topic.queues[i] = queue // 256
+    if least < INT64_MAX and most > (least * 2 + 256 if topic.uneven else least * 4 + 512):
+        topic.strikes += 1
+    else:
+        topic.strikes = 0
+    if barred and used or topic.strikes >= STRIKES:
+        topic.uneven = load_table_build(&topic.table, topic.queues, used, everyone and not barred)
+    elif topic.uneven:
+        topic.uneven = False
+        _resume_shares(acc, topic)
 
 
-cdef int32_t _choose(accumulator_t* acc, topic_t* topic) noexcept nogil:
-    """The next partition for key-less records: by weight, else evenly among those with a leader."""
+cdef int32_t _choose(accumulator_t* acc, topic_t* topic, int64_t produced) noexcept nogil:
+    """The next partition for key-less records, after the current one has had `produced` bytes.
+
+    By weight while queues are uneven, else whoever has had least. Java draws at random in both cases, which leaves
+    partitions several per cent apart; replay mode does as Java does.
+    """
     cdef int64_t now
     if topic.available_count == 0:
         return <int32_t>pick_below(&acc.random, topic.partitions)
+    if produced:
+        topic.share[topic.sticky.partition] += produced
+        if topic.heap[0] == topic.sticky.partition:
+            _sink(topic, 0)
     if acc.adaptive:
         now = fp_now_us()
         if now - topic.table_us >= TABLE_US:
@@ -631,7 +775,9 @@ cdef int32_t _choose(accumulator_t* acc, topic_t* topic) noexcept nogil:
                     &topic.table, pick_below(&acc.random, topic.table.cumulative[topic.table.count - 1])
                 )
             ]
-    return topic.available[pick_below(&acc.random, topic.available_count)]
+    if acc.random.counting:
+        return topic.available[pick_below(&acc.random, topic.available_count)]
+    return topic.heap[0]
 
 
 cdef int32_t _choose_other(accumulator_t* acc, topic_t* topic, int32_t old) noexcept nogil:
@@ -648,13 +794,13 @@ cdef int32_t _choose_other(accumulator_t* acc, topic_t* topic, int32_t old) noex
 cdef int _append_uniform(accumulator_t* acc, topic_t* topic, record_t* record, int32_t* partition) noexcept nogil:
     cdef sticky_t* sticky = &topic.sticky
     cdef int64_t headers = headers_wire(record)
-    cdef int64_t appended
+    cdef int64_t appended, produced
     cdef lane_t* lane
     cdef bint full
     cdef int status
+    if sticky.partition < 0:
+        sticky.partition = _choose(acc, topic, 0)
     while True:
-        if sticky.partition < 0:
-            sticky.partition = _choose(acc, topic)
         lane = lane_of(acc, topic, sticky.partition)
         if lane == NULL:
             return APPEND_NO_MEMORY
@@ -664,17 +810,21 @@ cdef int _append_uniform(accumulator_t* acc, topic_t* topic, record_t* record, i
             lane.batch_open = False
             if lane.where == LIST_LINGER:
                 _enlist(acc, lane, LIST_READY)
-        # Since the last record the batch may have filled up or gone: the switch it held back is due now.
-        if (not lane.batch_open or lane.batch_bytes >= lane.batch_limit) and sticky_append(sticky, 0, True):
-            continue
-        break
+        if lane.batch_open and lane.batch_bytes < lane.batch_limit:
+            break
+        # Since the last record the batch has filled up or gone: the switch that it held back is due now.
+        produced = sticky.produced
+        if not sticky_append(sticky, 0, True):
+            break
+        sticky.partition = _choose(acc, topic, produced)
     status = _place(acc, lane, record)
     if status != APPEND_OK:
         return status
     partition[0] = lane.partition
     appended = _count_in_batch(acc, lane, record, &full)
+    produced = sticky.produced + appended
     if sticky_append(sticky, appended, full):
-        sticky.partition = _choose(acc, topic)
+        sticky.partition = _choose(acc, topic, produced)
     return APPEND_OK
 
 

@@ -43,8 +43,8 @@ ctypedef struct random_t:
 cdef inline int64_t pick_below(random_t* source, int64_t bound) noexcept nogil:
     """The next choice out of 0..bound-1.
 
-    Java draws independent random numbers, whose counts per partition drift apart like a random walk. Steps of
-    the golden ratio visit every share of the range evenly after a few draws, and start at a random place.
+    Independent random numbers drift apart like a random walk. Steps of the golden ratio visit every share of the
+    range evenly after a few draws, and start at a random place.
     """
     cdef uint64_t value = source.state
     if source.counting:
@@ -80,7 +80,6 @@ cdef inline bint sticky_append(sticky_t* sticky, int64_t appended, bint batch_do
     """
     sticky.produced += appended
     if (sticky.produced >= sticky.bound and batch_done) or sticky.produced >= 2 * sticky.bound:
-        sticky.partition = -1
         sticky.produced = 0
         return True
     return False

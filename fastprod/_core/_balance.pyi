@@ -2,7 +2,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 def record_size_upper_bound(key: Any, value: Any, headers: Any = ()) -> int: ...
-def record_size_upper_bound_of(key_size: int, value_size: int) -> int: ...
 
 class LoadTable:
     partitions: list[int]

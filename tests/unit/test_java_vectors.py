@@ -13,7 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from fastprod.partitioning import murmur2, murmur2_many, partition_for_keys
+from fastprod._core._accumulator import Accumulator
+from fastprod.partitioning import (
+    LoadTable,
+    murmur2,
+    murmur2_many,
+    partition_for_keys,
+    record_size_upper_bound,
+)
 
 VECTORS = os.environ.get("FASTPROD_JAVA_VECTORS") or Path(__file__).parent / "data" / "java_partitioning.json"
 
@@ -73,3 +80,54 @@ def test_partitions_agree_with_java(kind: str, partitions: int) -> None:
     keys, hashes = keys_and_hashes()
     expected = [(hashed & 0x7FFFFFFF) % partitions for hashed in hashes]
     assert partition_for_keys(COLUMNS[kind](keys), partitions).tolist() == expected
+
+
+# --- cft: queue sizes, how many of them are used, cumulative table or null ---
+
+
+def test_load_tables_agree_with_java() -> None:
+    for case in vectors()["cft"]:
+        assert LoadTable(case["q"], length=case["len"]).cumulative == case["cft"], case
+
+
+# --- sticky: a stream of equal records over 3 partitions, with 0, 1, 2, ... for random numbers ---
+
+
+def test_sticky_streams_agree_with_java() -> None:
+    """Through the accumulator that production uses: Java's batches, drained as the sender does."""
+    for case in vectors()["sticky"]:
+        accumulator = Accumulator(
+            3, sticky_bytes=case["batch"], replay=True, adaptive=False, ignore_keys=True, buffer_memory=1 << 30
+        )
+        key = None if case["key_len"] < 0 else b"k" * case["key_len"]
+        value = None if case["value_len"] < 0 else b"v" * case["value_len"]
+        runs: list[list[int]] = []
+        for i in range(1, case["n"] + 1):
+            partition = accumulator.append(value, key)
+            if runs and runs[-1][0] == partition:
+                runs[-1][1] += 1
+            else:
+                runs.append([partition, 1])
+            if case["drain_all_every"] and i % case["drain_all_every"] == 0:
+                accumulator.take()
+        about = {name: part for name, part in case.items() if name != "runs"}
+        assert runs == case["runs"], about
+        assert accumulator.randoms_used == case["randoms_used"], about
+        assert "{}:{}".format(*accumulator.sticky) == case["final_sticky"], about
+
+
+# --- the numbers of the article behind the partitioner ---
+
+
+def test_the_articles_own_numbers() -> None:
+    assert LoadTable([8, 3, 14, 8, 5]).cumulative == [7, 19, 20, 27, 37]
+    assert record_size_upper_bound(None, b"") == 85
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "size"), [(-1, -1, 85), (3, 5, 93), (-1, 63, 148), (-1, 64, 150), (-1, 1024, 1110)]
+)
+def test_size_bounds_agree_with_java(key: int, value: int, size: int) -> None:
+    assert record_size_upper_bound(key, value) == size
+    texts = [None if n < 0 else b"x" * n for n in (key, value)]
+    assert record_size_upper_bound(*texts) == size
