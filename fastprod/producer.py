@@ -7,16 +7,13 @@ import ctypes
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import confluent_kafka
-import numpy as np
-import pyarrow as pa
 from confluent_kafka import KafkaError
 
 from fastprod import _config
-from fastprod._core._columns import Column, columns
 from fastprod._core._runtime import Receipt, Runtime, plugin_path
 
 DeliveryCallback = Callable[[KafkaError | None, Any], None]
@@ -158,11 +155,12 @@ class Producer(confluent_kafka.Producer):
         and more in bytes objects or Arrow buffers are not copied: the buffers are kept until acknowledged. A call
         larger than `buffer.memory` streams through it. Returns a Receipt at once when everything is accepted.
         """
-        receipt = self._open().receipt(topic)
-        if any(isinstance(c, pa.ChunkedArray) for c in (values, keys, partitions, headers, timestamps)):
-            self._submit_table(receipt, _table(values, keys, partitions, headers, timestamps), False)
-            return receipt
-        self._submit(receipt, values, keys, None, partitions, headers, timestamps)
+        from fastprod import _bulk
+
+        runtime = self._open()
+        receipt = runtime.receipt(topic)
+        for block in _bulk.blocks_of_columns(values, keys, partitions, headers, timestamps):
+            runtime.submit(receipt, *block)
         return receipt
 
     def produce_arrow(self, batch_or_table: Any, topic: str | None = None) -> Receipt:
@@ -171,52 +169,14 @@ class Producer(confluent_kafka.Producer):
         `value` is required; `key`, `headers` (list of key/value structs), `topic`, `partition` and `timestamp` (ms
         integers or Arrow timestamps) may be there. The `topic` argument beats the column.
         """
-        source = batch_or_table
-        if isinstance(source, pa.RecordBatch):
-            source = pa.Table.from_batches([source])
-        elif not isinstance(source, (pa.Table, pa.RecordBatchReader)):
-            if not (hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__")):
-                raise TypeError(f"expected an Arrow RecordBatch or Table, not {type(source).__name__}")
-            source = pa.table(source)
-        _check_schema(source.schema, topic)
-        receipt = self._open().receipt(topic)
-        self._submit_table(receipt, source, topic is None)
+        from fastprod import _bulk
+
+        runtime = self._open()
+        table = _bulk.checked_table(batch_or_table, topic)
+        receipt = runtime.receipt(topic)
+        for block in _bulk.blocks_of_table(table, topic is None):
+            runtime.submit(receipt, *block)
         return receipt
-
-    def _submit_table(self, receipt: Receipt, table: Any, topics: bool) -> None:
-        for batch in table.to_batches() if isinstance(table, pa.Table) else table:
-            names = batch.schema.names
-
-            def column(name: str, batch: Any = batch, names: list[str] = names) -> Any:
-                return batch.column(name) if name in names else None
-
-            self._submit(
-                receipt,
-                column("value"),
-                column("key"),
-                column("topic") if topics else None,
-                column("partition"),
-                column("headers"),
-                column("timestamp"),
-            )
-
-    def _submit(
-        self, receipt: Receipt, values: Any, keys: Any, topics: Any, partitions: Any, headers: Any, timestamps: Any
-    ) -> None:
-        value_column = _column(values, "value")
-        count = len(value_column)
-        key_column = _column(keys, "key", count)
-        topic_column = None if topics is None else _column(topics, "topic", count)
-        self._open().submit(
-            receipt,
-            value_column,
-            key_column,
-            topic_column,
-            _integers(partitions, "partitions", count, np.int32, -1),
-            _integers(_milliseconds(timestamps), "timestamps", count, np.int64, 0),
-            _headers(headers, count),
-            value_column.immutable and key_column.immutable,
-        )
 
     # ---- progress
 
@@ -366,126 +326,3 @@ def _after_fork_in_child() -> None:
 
 atexit.register(_at_exit)
 os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-# ---- arguments of bulk calls
-
-
-def _column(source: Any, name: str, count: int | None = None) -> Column:
-    """One column of byte strings; `count` is the length it must have."""
-    if source is None and count is not None:
-        return Column.empty(count)
-    if isinstance(source, (str, bytes, bytearray, memoryview)) or source is None:
-        raise TypeError(f"{name}s must be a list, numpy array or Arrow array, not {type(source).__name__}")
-    parts = columns(source, name, strict=False)
-    if len(parts) != 1:
-        parts = columns(pa.concat_arrays(source.chunks), name, strict=False)
-    if count is not None and len(parts[0]) != count:
-        raise ValueError(f"{len(parts[0])} {name}s for {count} values: the columns must have the same length")
-    return parts[0]
-
-
-def _integers(source: Any, name: str, count: int, dtype: Any, absent: int) -> Any:
-    """A column of integers, one for all records, or None."""
-    if source is None:
-        return None
-    if isinstance(source, (int, np.integer)) and not isinstance(source, bool):
-        source = [source] * count
-    if isinstance(source, pa.Array):
-        if source.null_count:
-            source = source.fill_null(absent)
-        source = source.to_numpy(zero_copy_only=False)
-    else:
-        source = [absent if item is None else item for item in source] if isinstance(source, (list, tuple)) else source
-    array = np.asarray(source)
-    if array.ndim != 1 or len(array) != count:
-        raise ValueError(f"{name} has shape {array.shape}, but there are {count} values")
-    if count and array.dtype.kind not in "iu":
-        raise TypeError(f"{name} must be integers, not {array.dtype}")
-    limits = np.iinfo(dtype)
-    if count and (int(array.max()) > limits.max or int(array.min()) < limits.min):
-        raise ValueError(f"{name} must be from {limits.min} to {limits.max}, not {array.min()} to {array.max()}")
-    return np.ascontiguousarray(array, dtype=dtype)
-
-
-def _milliseconds(source: Any) -> Any:
-    """Timestamps as integers: datetime64 and Arrow timestamps become milliseconds."""
-    if isinstance(source, pa.Array) and pa.types.is_timestamp(source.type):
-        return source.cast(pa.timestamp("ms", source.type.tz), safe=False).cast(pa.int64())
-    if isinstance(source, np.ndarray) and source.dtype.kind == "M":
-        return source.astype("datetime64[ms]").astype(np.int64)
-    return source
-
-
-def _headers(source: Any, count: int) -> Sequence[Any] | None:
-    """Headers per record: a list, one dict for all, or an Arrow list of key/value structs."""
-    if source is None:
-        return None
-    if isinstance(source, dict) or (isinstance(source, list) and source and isinstance(source[0], tuple)):
-        return [source] * count
-    if isinstance(source, pa.Array):
-        if pa.types.is_map(source.type):
-            source = source.to_pylist()
-        else:
-            source = [
-                None if entries is None else [(entry["key"], entry["value"]) for entry in entries]
-                for entries in source.to_pylist()
-            ]
-    if not isinstance(source, (list, tuple)):
-        raise TypeError(f"headers must be a list, a dict or an Arrow array, not {type(source).__name__}")
-    if len(source) != count:
-        raise ValueError(f"{len(source)} headers for {count} values: the columns must have the same length")
-    return source
-
-
-def _table(values: Any, keys: Any, partitions: Any, headers: Any, timestamps: Any) -> Any:
-    """Columns of which some are chunked as one table, so that their chunks align."""
-    given = {"value": values, "key": keys, "partition": partitions, "headers": headers, "timestamp": timestamps}
-    return pa.table({name: column for name, column in given.items() if column is not None})
-
-
-def _check_schema(schema: Any, topic: str | None) -> None:
-    """Refuses a wrong table before anything is sent, naming the column."""
-    if "value" not in schema.names:
-        raise ValueError(f"there is no column 'value'; the columns are {schema.names}")
-    if topic is None and "topic" not in schema.names:
-        raise ValueError("give a topic, or have a column 'topic'")
-
-    def text(kind: Any) -> bool:
-        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        return any(
-            check(kind)
-            for check in (
-                pa.types.is_binary,
-                pa.types.is_string,
-                pa.types.is_large_binary,
-                pa.types.is_large_string,
-                pa.types.is_binary_view,
-                pa.types.is_string_view,
-                pa.types.is_fixed_size_binary,
-                pa.types.is_null,
-            )
-        )
-
-    def headers(kind: Any) -> bool:
-        if pa.types.is_map(kind):
-            return text(kind.key_type) and text(kind.item_type)
-        listed = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-        return (
-            listed
-            and pa.types.is_struct(kind.value_type)
-            and kind.value_type.get_field_index("key") >= 0
-            and kind.value_type.get_field_index("value") >= 0
-        )
-
-    wanted: dict[str, tuple[Callable[[Any], bool], str]] = {
-        "value": (text, "binary or string"),
-        "key": (text, "binary or string"),
-        "topic": (text, "string"),
-        "partition": (pa.types.is_integer, "integer"),
-        "timestamp": (lambda kind: pa.types.is_integer(kind) or pa.types.is_timestamp(kind), "integer or timestamp"),
-        "headers": (headers, "list of struct<key, value>"),
-    }
-    for name, (fits, description) in wanted.items():
-        if name in schema.names and not fits(schema.field(name).type):
-            raise TypeError(f"column {name!r} must be {description}, not {schema.field(name).type}")

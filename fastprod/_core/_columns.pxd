@@ -125,3 +125,6 @@ cdef list columns_of(object source, str name, bint strict, object mask)
 
 # A column of `length` nulls, for an argument that was not given.
 cdef Column empty_column(int64_t length)
+
+# Whether `item` is an instance of numpy's class `kind`, without importing numpy.
+cdef bint is_numpy(object item, str kind)

@@ -29,7 +29,7 @@ from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from libc.stdint cimport uintptr_t
 from libc.string cimport memset, strchr
 
-import numpy
+import sys
 
 cdef extern from "Python.h":
     # On plain pointers, so that Cython counts no references that the snapshot holds already
@@ -98,7 +98,7 @@ cdef class Column:
     def immutable(self):
         """Whether nobody can change the bytes, so that they may be sent without a copy."""
         part = self.owners[0]
-        if isinstance(part, numpy.ndarray):
+        if is_numpy(part, "ndarray"):
             return self.c.kind == COLUMN_POINTERS and self.held == NULL
         if is_offsets(part):
             return isinstance(part[1], bytes)
@@ -131,7 +131,7 @@ cdef class Column:
             return self.fill_offsets(part[0], part[1])
         if isinstance(part, (list, tuple)):
             return self.fill_items(part, mask)
-        if not isinstance(part, numpy.ndarray):
+        if not is_numpy(part, "ndarray"):
             return self.fill_arrow(part, mask)
         if part.dtype.kind in "SV" and not part.dtype.hasobject:
             return self.fill_numpy(part)
@@ -202,7 +202,7 @@ cdef class Column:
                 cell.size = size
             # numpy's numbers are buffers too, but their memory is hardly what a caller means by 5
             elif PyObject_CheckBuffer(item) and (
-                not isinstance(item, numpy.generic) or isinstance(item, numpy.void)
+                not is_numpy(item, "generic") or is_numpy(item, "void")
             ):
                 self.hold(item, &cell.data, &cell.size)
             else:
@@ -214,6 +214,8 @@ cdef class Column:
         return oversized(cell.size) if cell.size > INT32_MAX else None
 
     cdef int fill_numpy(self, object array) except -1:
+        import numpy
+
         array = numpy.ascontiguousarray(array)
         self.owners.append(array)
         self.c.width = array.dtype.itemsize
@@ -231,6 +233,8 @@ cdef class Column:
             const int64_t* offset
         if offsets.ndim != 1 or not len(offsets):
             raise ValueError(f"{self.name} offsets must be one-dimensional with at least one entry")
+        import numpy
+
         offsets = numpy.array(offsets, dtype=numpy.int64, order="C")
         self.owners.append(offsets)
         try:
@@ -429,9 +433,13 @@ cdef list parts_of(object source, str name, object mask):
 
             source = pyarrow.array(inner)
         else:
+            import numpy
+
             own = numpy.asarray(source.isna())
             source = source.to_numpy(dtype=object)
-    elif isinstance(source, numpy.ma.MaskedArray):
+    elif is_numpy(source, "ndarray") and hasattr(source, "mask"):
+        import numpy
+
         own = numpy.ma.getmaskarray(source)
         source = source.data
 
@@ -439,7 +447,7 @@ cdef list parts_of(object source, str name, object mask):
         chunks = [None]
     elif isinstance(source, (list, tuple)):
         chunks = [source]
-    elif isinstance(source, numpy.ndarray):
+    elif is_numpy(source, "ndarray"):
         if source.ndim != 1:
             raise ValueError(f"{name} must be one-dimensional, not {source.ndim}-dimensional")
         chunks = [source]
@@ -476,7 +484,11 @@ cdef list parts_of(object source, str name, object mask):
 
 cdef object mask_of(object mask, str name, Py_ssize_t length):
     """A private copy of `mask` as a contiguous array of bool, or None when it masks nothing."""
-    if mask is None or mask is numpy.ma.nomask:
+    if mask is None:
+        return None
+    import numpy
+
+    if mask is numpy.ma.nomask:
         return None
     mask = numpy.array(mask, order="C")
     if mask.ndim != 1 or len(mask) != length:
@@ -489,9 +501,15 @@ cdef object mask_of(object mask, str name, Py_ssize_t length):
 
 cdef bint is_offsets(object source):
     """Whether a tuple means (offsets, data): narrower integers are more likely the bytes of a value."""
-    if type(source) is not tuple or len(source) != 2 or not isinstance(source[0], numpy.ndarray):
+    if type(source) is not tuple or len(source) != 2 or not is_numpy(source[0], "ndarray"):
         return False
     return source[0].dtype.kind in "iu" and source[0].dtype.itemsize >= 4
+
+
+cdef bint is_numpy(object item, str kind):
+    """Whether `item` is of a class of numpy's. Importing numpy takes 20 MB, which lists do not need."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(item, getattr(numpy, kind))
 
 
 cdef uintptr_t address_of(object array) except? 0:

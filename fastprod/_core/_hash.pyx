@@ -12,11 +12,10 @@ from cpython.buffer cimport (
 from libc.stdint cimport INT32_MAX, uint32_t, uint8_t
 from libc.string cimport strchr
 
-from ._columns cimport CELL_VALUE, Column, column_get, column_t, columns_of
+from ._columns cimport CELL_VALUE, Column, column_get, column_t, columns_of, is_numpy
 
 import operator
 
-import numpy
 
 cdef enum:
     RELEASE_FROM = 16384  # bytes: some microseconds of hashing, beside which giving up the GIL is nothing
@@ -97,7 +96,7 @@ def murmur2(key):
     if isinstance(key, str):
         key = key.encode()
     elif not PyObject_CheckBuffer(key) or (
-        isinstance(key, numpy.generic) and not isinstance(key, (bytes, numpy.void))  # as in Column
+        is_numpy(key, "generic") and not isinstance(key, bytes) and not is_numpy(key, "void")  # as in Column
     ):
         raise TypeError(f"key must be bytes, str or a buffer, not {type(key).__name__}")
     PyObject_GetBuffer(key, &view, PyBUF_CONTIG_RO | PyBUF_FORMAT)
@@ -128,6 +127,8 @@ def murmur2_many(keys, mask=None):
         int32_t[::1] hashes
         uint8_t[::1] is_null
         Column column
+    import numpy
+
     result = numpy.empty(total, dtype=numpy.int32)
     hashes = result
     for column in columns:
@@ -164,6 +165,8 @@ def partition_for_keys(keys, partitions, mask=None):
         raise ValueError(f"partitions must be between 1 and {INT32_MAX}, not {partitions}")
     count = partitions
     columns = columns_of(keys, "key", True, mask)
+    import numpy
+
     result = numpy.empty(total_length(columns), dtype=numpy.int32)
     chosen = result
     for column in columns:

@@ -1,0 +1,201 @@
+"""Arguments of bulk calls: checks them and cuts them into blocks of aligned columns.
+
+numpy and pyarrow are imported only where an argument needs them: a service that produces lists of bytes does not
+pay for them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from fastprod._core._columns import Column, columns
+
+# values, keys, topics, partitions, timestamps, headers, may be sent without a copy
+Block = tuple[Column, Column, Column | None, Any, Any, Sequence[Any] | None, bool]
+
+
+def blocks_of_columns(values: Any, keys: Any, partitions: Any, headers: Any, timestamps: Any) -> Iterator[Block]:
+    """Blocks of a call with separate columns; chunked ones are aligned."""
+    given = {"value": values, "key": keys, "partition": partitions, "headers": headers, "timestamp": timestamps}
+    if any(_is_arrow(column, "ChunkedArray") for column in given.values()):
+        import pyarrow as pa
+
+        count = len(values)
+        for name in ("partition", "timestamp"):
+            if isinstance(given[name], int):
+                given[name] = pa.array([given[name]] * count, pa.int64())
+        table = pa.table({name: column for name, column in given.items() if column is not None})
+        yield from blocks_of_table(table, False)
+    else:
+        yield _block(values, keys, None, partitions, headers, timestamps)
+
+
+def checked_table(source: Any, topic: str | None) -> Any:
+    """An Arrow table or reader with the right columns."""
+    import pyarrow as pa
+
+    if isinstance(source, pa.RecordBatch):
+        source = pa.Table.from_batches([source])
+    elif not isinstance(source, (pa.Table, pa.RecordBatchReader)):
+        if not (hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__")):
+            raise TypeError(f"expected an Arrow RecordBatch or Table, not {type(source).__name__}")
+        source = pa.table(source)
+    _check_schema(source.schema, topic)
+    return source
+
+
+def blocks_of_table(table: Any, topics: bool) -> Iterator[Block]:
+    """A block per record batch; `topics` says that the topic column counts."""
+    for batch in table.to_batches() if _is_arrow(table, "Table") else table:
+        column = dict(zip(batch.schema.names, batch.columns, strict=True)).get
+        yield _block(
+            column("value"),
+            column("key"),
+            column("topic") if topics else None,
+            column("partition"),
+            column("headers"),
+            column("timestamp"),
+        )
+
+
+def _block(values: Any, keys: Any, topics: Any, partitions: Any, headers: Any, timestamps: Any) -> Block:
+    value_column = _column(values, "value")
+    count = len(value_column)
+    key_column = _column(keys, "key", count)
+    return (
+        value_column,
+        key_column,
+        None if topics is None else _column(topics, "topic", count),
+        _integers(partitions, "partitions", count, "int32", -1),
+        _integers(_milliseconds(timestamps), "timestamps", count, "int64", 0),
+        _headers(headers, count),
+        value_column.immutable and key_column.immutable,
+    )
+
+
+def _is_arrow(source: Any, kind: str) -> bool:
+    pa = sys.modules.get("pyarrow")
+    return pa is not None and isinstance(source, getattr(pa, kind))
+
+
+def _column(source: Any, name: str, count: int | None = None) -> Column:
+    """One column of byte strings; `count` is the length it must have."""
+    if source is None and count is not None:
+        return Column.empty(count)
+    if isinstance(source, (str, bytes, bytearray, memoryview)) or source is None:
+        raise TypeError(f"{name}s must be a list, numpy array or Arrow array, not {type(source).__name__}")
+    parts = columns(source, name, strict=False)
+    if len(parts) != 1:
+        raise TypeError(f"{name}s are chunked: make them a pyarrow.ChunkedArray")
+    if count is not None and len(parts[0]) != count:
+        raise ValueError(f"{len(parts[0])} {name}s for {count} values: the columns must have the same length")
+    return parts[0]
+
+
+def _integers(source: Any, name: str, count: int, dtype: str, absent: int) -> Any:
+    """A column of integers, one for all records, or None."""
+    if source is None:
+        return None
+    import numpy as np
+
+    if isinstance(source, (int, np.integer)) and not isinstance(source, bool):
+        source = [source] * count
+    elif _is_arrow(source, "Array"):
+        source = (source.fill_null(absent) if source.null_count else source).to_numpy(zero_copy_only=False)
+    elif isinstance(source, (list, tuple)):
+        source = [absent if item is None else item for item in source]
+    array = np.asarray(source)
+    if array.ndim != 1 or len(array) != count:
+        raise ValueError(f"{name} has shape {array.shape}, but there are {count} values")
+    if count and array.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be integers, not {array.dtype}")
+    limits = np.iinfo(dtype)
+    if count and (int(array.max()) > limits.max or int(array.min()) < limits.min):
+        raise ValueError(f"{name} must be from {limits.min} to {limits.max}, not {array.min()} to {array.max()}")
+    return np.ascontiguousarray(array, dtype=dtype)
+
+
+def _milliseconds(source: Any) -> Any:
+    """Timestamps as integers: datetime64 and Arrow timestamps become milliseconds."""
+    if _is_arrow(source, "Array"):
+        import pyarrow as pa
+
+        if pa.types.is_timestamp(source.type):
+            return source.cast(pa.timestamp("ms", source.type.tz), safe=False).cast(pa.int64())
+    elif getattr(getattr(source, "dtype", None), "kind", "") == "M":
+        return source.astype("datetime64[ms]").astype("int64")
+    return source
+
+
+def _headers(source: Any, count: int) -> Sequence[Any] | None:
+    """Headers per record: a list, one dict for all, or an Arrow list of key/value structs."""
+    if source is None:
+        return None
+    if isinstance(source, dict) or (isinstance(source, list) and source and isinstance(source[0], tuple)):
+        return [source] * count
+    if _is_arrow(source, "Array"):
+        import pyarrow as pa
+
+        if pa.types.is_map(source.type):
+            source = source.to_pylist()
+        else:
+            source = [
+                None if entries is None else [(entry["key"], entry["value"]) for entry in entries]
+                for entries in source.to_pylist()
+            ]
+    if not isinstance(source, (list, tuple)):
+        raise TypeError(f"headers must be a list, a dict or an Arrow array, not {type(source).__name__}")
+    if len(source) != count:
+        raise ValueError(f"{len(source)} headers for {count} values: the columns must have the same length")
+    return source
+
+
+def _check_schema(schema: Any, topic: str | None) -> None:
+    """Refuses a wrong table before anything is sent, naming the column."""
+    if "value" not in schema.names:
+        raise ValueError(f"there is no column 'value'; the columns are {schema.names}")
+    import pyarrow as pa
+
+    if topic is None and "topic" not in schema.names:
+        raise ValueError("give a topic, or have a column 'topic'")
+
+    def text(kind: Any) -> bool:
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        return any(
+            check(kind)
+            for check in (
+                pa.types.is_binary,
+                pa.types.is_string,
+                pa.types.is_large_binary,
+                pa.types.is_large_string,
+                pa.types.is_binary_view,
+                pa.types.is_string_view,
+                pa.types.is_fixed_size_binary,
+                pa.types.is_null,
+            )
+        )
+
+    def headers(kind: Any) -> bool:
+        if pa.types.is_map(kind):
+            return text(kind.key_type) and text(kind.item_type)
+        listed = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+        return (
+            listed
+            and pa.types.is_struct(kind.value_type)
+            and kind.value_type.get_field_index("key") >= 0
+            and kind.value_type.get_field_index("value") >= 0
+        )
+
+    wanted: dict[str, tuple[Callable[[Any], bool], str]] = {
+        "value": (text, "binary or string"),
+        "key": (text, "binary or string"),
+        "topic": (text, "string"),
+        "partition": (pa.types.is_integer, "integer"),
+        "timestamp": (lambda kind: pa.types.is_integer(kind) or pa.types.is_timestamp(kind), "integer or timestamp"),
+        "headers": (headers, "list of struct<key, value>"),
+    }
+    for name, (fits, description) in wanted.items():
+        if name in schema.names and not fits(schema.field(name).type):
+            raise TypeError(f"column {name!r} must be {description}, not {schema.field(name).type}")

@@ -1,0 +1,480 @@
+"""`fastprod perf`: what it prints, what it passes on and how it ends. No figure is judged."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import fastprod
+from fastprod.cli import MISSING, _load, main
+from fastprod.cli.perf import SECRET, summary_line
+from fastprod.testing import MockCluster, MockClusterProcess
+
+LINE = re.compile(
+    r"(\d+) records sent, \d+\.\d records/sec \(\d+\.\d\d MB/sec\), \d+\.\d\d ms avg latency, "
+    r"\d+\.\d\d ms max latency, \d+ ms 50th, \d+ ms 95th, \d+ ms 99th, \d+ ms 99\.9th\.\n"
+)
+ROUND = {
+    "round", "mode", "client", "call", "records", "seconds", "records_per_s", "mb_per_s", "cpu_us_per_record",
+    "latency_ms", "interrupted",
+}  # fmt: skip
+LATENCY = {"avg", "max", "p50", "p95", "p99", "p999"}
+ROOT = Path(fastprod.__file__).parent.parent
+PROGRAM = "import sys; sys.argv[0] = 'fastprod'; from fastprod.cli import main; main()"
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with MockClusterProcess(1, topics={"fastprod-perf": 3, "other": 1}) as mock:
+        yield mock
+
+
+def perf(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["perf", "--warmup", "10", *arguments])
+
+
+def perf_json(*arguments: str) -> dict:
+    result = perf(*arguments, "--format", "json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def start(*arguments: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+# ---- plain runs
+
+
+@pytest.mark.parametrize("mode", _load.MODES)
+def test_the_summary_line_is_that_of_kafka_producer_perf_test(cluster, mode):
+    before = _written(cluster)
+    result = perf("-b", cluster.bootstrap_servers, "--mode", mode, "--num-records", "2500")
+    assert result.exit_code == 0, result.output
+    assert LINE.fullmatch(result.stdout).group(1) == "2500"
+    assert result.stderr == ""
+    assert _written(cluster) - before == 2500 + 10 + 3  # the warm-up, and one per partition
+
+
+def test_the_line_word_for_word():
+    latencies = sorted([10.0] * 94 + [20.0] * 4 + [30.0, 40.0])
+    done = _load.Round("fastprod", "bulk", "produce_many", 1_000_000, 4.0, 1.0, latencies)
+    assert summary_line(done, 100) == (
+        "1000000 records sent, 250000.0 records/sec (23.84 MB/sec), 10.90 ms avg latency, "
+        "40.00 ms max latency, 10 ms 50th, 20 ms 95th, 40 ms 99th, 40 ms 99.9th."
+    )
+
+
+def test_a_run_without_broker_starts_one_of_its_own():
+    process = start("perf", "--num-records", "3000", "-t", "mine", "--partitions", "2")
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    assert LINE.fullmatch(output).group(1) == "3000"
+
+
+def test_a_line_per_mode_and_round(cluster):
+    result = perf(
+        "-b", cluster.bootstrap_servers, "--num-records", "100", "--mode", "bulk", "--mode", "single",
+        "--rounds", "2",
+    )  # fmt: skip
+    assert [line.split(": ")[0] for line in result.stdout.splitlines()] == ["bulk", "single"] * 2
+
+
+def test_json(cluster):
+    report = perf_json("-b", cluster.bootstrap_servers, "--num-records", "1500", "--record-size", "7")
+    assert report["fastprod"] == fastprod.__version__
+    assert report["cluster"] == {
+        "bootstrap": cluster.bootstrap_servers,
+        "mock": False,
+        "topic": "fastprod-perf",
+        "partitions": 3,
+    }
+    assert report["load"] == {
+        "num_records": 1500,
+        "record_size": 7,
+        "keys": 0,
+        "throughput": None,
+        "warmup": 10,
+        "rounds": 1,
+    }
+    assert report["config"]["acks"] == "all"
+    assert report["config"]["linger.ms"] == 5
+    assert report["config"]["enable.idempotence"] is True
+    (one,) = report["rounds"]
+    assert set(one) == ROUND
+    assert one["latency_ms"].keys() == LATENCY | {"samples"}
+    assert one["latency_ms"]["samples"] == 2  # one in 1,000
+    (row,) = report["summary"]
+    assert (row["client"], row["mode"], row["throughput_ratio"]) == ("fastprod", "bulk", None)
+    assert report["interrupted"] is False
+
+
+def test_every_latency_is_measured_in_callback_mode(cluster):
+    report = perf_json("-b", cluster.bootstrap_servers, "--num-records", "1500", "--mode", "callback")
+    assert report["rounds"][0]["latency_ms"]["samples"] == 1500
+
+
+def test_bulk_samples_survive_a_full_buffer(cluster):
+    # Delivery callbacks that wait for poll() must not make the bulk call refuse records.
+    report = perf_json("-b", cluster.bootstrap_servers, "--num-records", "60000", "-X", "buffer.memory=70000")
+    assert report["rounds"][0]["latency_ms"]["samples"] == 60
+
+
+def test_paced(cluster):
+    report = perf_json("-b", cluster.bootstrap_servers, "--num-records", "300", "--throughput", "1000")
+    (one,) = report["rounds"]
+    assert one["mode"] == "callback"
+    assert one["latency_ms"]["samples"] == 300
+    assert one["seconds"] > 0.29  # the last record is due then: not a matter of speed
+
+
+def test_keys_decide_the_partition():
+    with MockClusterProcess(1, topics={"keyed": 4}) as mock:
+        result = perf(
+            "-b",
+            mock.bootstrap_servers,
+            "-t",
+            "keyed",
+            "--keys",
+            "3",
+            "--num-records",
+            "500",
+            "--warmup",
+            "0",
+        )
+        assert result.exit_code == 0, result.output
+        counts: dict[bytes | None, int] = {}
+        homes: dict[bytes | None, set[int]] = {}
+        for message in mock.records("keyed"):
+            counts[message.key()] = counts.get(message.key(), 0) + 1
+            homes.setdefault(message.key(), set()).add(message.partition())
+    assert counts == {None: 4, b"key-0": 167, b"key-1": 167, b"key-2": 166}  # None: one per partition
+    assert all(len(places) == 1 for key, places in homes.items() if key is not None)
+
+
+@pytest.mark.parametrize(("records", "keys"), [(10, 3), (250_000, 7), (250_000, 150_000), (5, 9)])
+def test_keys_take_turns_across_blocks(records, keys):
+    load = _load.Load("t", records, _load.make_block(records, 4, keys))
+    sent = [key for block in load.blocks() for key in block.keys]
+    assert sent == [b"key-%d" % (number % keys) for number in range(records)]
+
+
+# ---- comparisons
+
+
+def test_compare_shows_every_client_and_call(cluster):
+    result = perf(
+        "-b", cluster.bootstrap_servers, "--compare", "confluent", "--num-records", "300", "--rounds", "2"
+    )
+    assert result.exit_code == 0, result.output
+    for word in ("bulk", "single", "callback", "fastprod", "confluent", "produce_many", "produce_batch"):
+        assert word in result.stdout
+    assert re.search(r"\d+\.\d\dx", result.stdout)
+
+
+def test_compare_json_has_every_round(cluster):
+    before = _written(cluster)
+    report = perf_json(
+        "-b", cluster.bootstrap_servers, "--compare", "confluent", "--num-records", "200", "--rounds", "2",
+        "--keys", "5",
+    )  # fmt: skip
+    ways = [
+        ("bulk", "fastprod", "produce_many"),
+        ("bulk", "confluent", "produce"),
+        ("bulk", "confluent", "produce_batch"),
+        ("single", "fastprod", "produce"),
+        ("single", "confluent", "produce"),
+        ("callback", "fastprod", "produce"),
+        ("callback", "confluent", "produce"),
+    ]
+    rounds = report["rounds"]
+    assert [(one["mode"], one["client"], one["call"]) for one in rounds] == ways * 2
+    assert [one["round"] for one in rounds] == [1] * 7 + [2] * 7
+    assert all(set(one) == ROUND and one["records"] == 200 for one in rounds)
+    assert [(row["mode"], row["client"], row["call"]) for row in report["summary"]] == ways
+    for row in report["summary"]:
+        assert (row["throughput_ratio"] is None) == (row["client"] == "fastprod")
+        assert (row["cpu_ratio"] is None) == (row["client"] == "fastprod")
+        assert row["records_per_s"].keys() == {"median", "min", "max"}
+    assert _written(cluster) - before == 14 * (200 + 10 + 3)
+
+
+def test_compare_the_modes_asked_for(cluster):
+    report = perf_json(
+        "-b", cluster.bootstrap_servers, "--compare", "confluent", "--num-records", "50", "--rounds", "1",
+        "--mode", "single",
+    )  # fmt: skip
+    assert [one["mode"] for one in report["rounds"]] == ["single", "single"]
+
+
+def test_compare_latencies_at_a_rate(cluster):
+    arguments = ("-b", cluster.bootstrap_servers, "--compare", "confluent", "--num-records", "100")
+    arguments += ("--rounds", "1", "--throughput", "2000")
+    report = perf_json(*arguments)
+    assert [one["client"] for one in report["rounds"]] == ["fastprod", "confluent"]
+    assert all(one["latency_ms"]["samples"] == 100 for one in report["rounds"])
+    assert all(row["latency_ms"].keys() == LATENCY for row in report["summary"])
+    result = perf(*arguments)
+    assert "99.9th" in result.stdout
+
+
+def test_confluent_keeps_going_when_its_queue_is_full(cluster):
+    report = perf_json(
+        "-b", cluster.bootstrap_servers, "--compare", "confluent", "--num-records", "3000", "--rounds", "1",
+        "-X", "queue.buffering.max.messages=50", "--warmup", "0",
+    )  # fmt: skip
+    assert all(one["records"] == 3000 for one in report["rounds"])
+
+
+# ---- options of the clients
+
+
+def test_options_of_librdkafka_go_to_all_and_ours_to_fastprod(cluster, monkeypatch, tmp_path):
+    seen = {}
+    for runner in (_load.OURS, *_load.RUNNERS.values()):
+        plain = runner.connect
+
+        def connect(conf, plain=plain, name=runner.name):
+            seen[name] = {key: value for key, value in conf.items() if key != "error_cb"}
+            return plain(conf)
+
+        monkeypatch.setattr(runner, "connect", connect)
+    theirs = []
+    monkeypatch.setattr(
+        _load.confluent_kafka,
+        "Producer",
+        lambda conf, plain=_load.confluent_kafka.Producer: theirs.append(conf) or plain(conf),
+    )
+    file = tmp_path / "client.properties"
+    file.write_text("# comment\n\nlinger.ms = 9\nclient.id=from-file\n")
+    report = perf_json(
+        "-F", str(file), "-X", "linger.ms=7", "-X", "sticky.batch.size=4096", "-X", "partitioner=round_robin",
+        "-X", "max.request.size=2000000", "-b", cluster.bootstrap_servers, "--compare", "confluent",
+        "--mode", "single", "--num-records", "50", "--rounds", "1",
+    )  # fmt: skip
+    assert report["config"]["linger.ms"] == "7"  # -X beats -F
+    assert seen["fastprod"] == seen["confluent"]
+    assert seen["fastprod"]["sticky.batch.size"] == "4096"
+    last = theirs[-1]
+    assert (last["linger.ms"], last["client.id"], last["message.max.bytes"]) == ("7", "from-file", "2000000")
+    assert last["enable.idempotence"] is True
+    assert not {"sticky.batch.size", "partitioner", "max.request.size"} & set(last)
+
+
+def test_idempotence_follows_the_other_options():
+    assert "enable.idempotence" not in _load.full_configuration({"acks": "1"})
+    assert _load.full_configuration({"enable.idempotence": "false"})["enable.idempotence"] == "false"
+
+
+def test_brokers_may_come_as_an_option(cluster):
+    report = perf_json("-X", f"bootstrap.servers={cluster.bootstrap_servers}", "--num-records", "10")
+    assert report["cluster"]["mock"] is False
+
+
+def test_secrets_are_not_shown(cluster):
+    report = perf_json("-b", cluster.bootstrap_servers, "--num-records", "10", "-X", "sasl.password=hunter2")
+    assert report["config"]["sasl.password"] == "***"
+    for name in ("ssl.key.pem", "ssl.keystore.password", "sasl.oauthbearer.client.secret", "sasl.username"):
+        assert SECRET.search(name)
+
+
+# ---- wrong usage
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--compare", "java"], "unknown client 'java'; known: confluent"),
+        (["--compare", "confluent,"], "known: confluent"),
+        (["--mode", "fast"], "'fast' is not one of"),
+        (["--format", "xml"], "'xml' is not one of"),
+        (["--num-records", "0"], "not in the range"),
+        (["--throughput", "0"], "above 0"),
+        (["--throughput", "10", "--mode", "bulk"], "use --mode callback or single"),
+        (["-X", "novalue"], "write it as key=value"),
+        (["-X", "no.such.option=1"], 'No such configuration property: "no.such.option"'),
+        (["-X", "buffer.memory=lots"], "buffer.memory"),
+        (["-X", "linger.ms=soon"], "linger.ms"),
+        (["-X", "transactional.id=me"], "runs no transactions"),
+        (["-F", "/no/such/file"], "cannot read /no/such/file"),
+        (["-t", "a b"], "topic name 'a b'"),
+    ],
+)
+def test_usage_errors(arguments, message):
+    result = perf("--num-records", "10", *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stdout == ""
+    assert isinstance(result.exception, SystemExit)
+
+
+def test_a_wrong_line_of_the_file_is_named_but_not_shown(tmp_path):
+    file = tmp_path / "f"
+    file.write_text("acks=all\nsasl.password hunter2\n")
+    result = perf("-F", str(file))
+    assert result.exit_code == 2
+    assert "line 2" in result.stderr
+    assert "hunter2" not in result.output
+
+
+def test_a_value_without_name_is_not_shown():
+    result = perf("-X", "sasl.password:hunter2")
+    assert result.exit_code == 2
+    assert "hunter2" not in result.output
+
+
+# ---- trouble
+
+
+def test_no_broker(monkeypatch):
+    monkeypatch.setattr(_load, "CONNECT_S", 1.0)
+    result = perf("-b", "127.0.0.1:1", "-X", "sasl.password=hunter2")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: no broker answers at 127.0.0.1:1 within 1 s (")
+    assert "refused" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert "hunter2" not in result.output
+
+
+def test_no_broker_from_a_shell():
+    process = start("perf", "-b", "127.0.0.1:1")
+    output, errors = process.communicate(timeout=30)
+    assert (process.returncode, output) == (2, "")
+    assert re.fullmatch(r"Error: no broker answers at 127\.0\.0\.1:1 [^\n]*\n", errors)
+
+
+def test_a_topic_that_cannot_be_created(monkeypatch):
+    monkeypatch.setattr(_load, "CONNECT_S", 1.0)
+    with MockCluster(1) as mock:  # mock brokers do not answer the admin API
+        result = perf("-b", mock.bootstrap_servers, "-t", "missing")
+    assert result.exit_code == 2
+    assert "there is no topic 'missing'" in result.stderr
+
+
+@pytest.mark.parametrize("mode", _load.MODES)
+def test_records_that_cannot_be_delivered(cluster, mode):
+    result = perf(
+        "-b", cluster.bootstrap_servers, "--mode", mode, "--num-records", "5", "--record-size", "2000000"
+    )
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: fastprod produce")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("client", ["fastprod", "confluent"])
+@pytest.mark.parametrize("mode", _load.MODES)
+def test_records_that_the_broker_refuses(client, mode):
+    runner = _load.OURS if client == "fastprod" else _load.RUNNERS[client]
+    with MockClusterProcess(1, topics={"t": 1}) as mock:
+        conf = _load.full_configuration({"bootstrap.servers": mock.bootstrap_servers})
+        target = _load.Target(conf, "t")
+        target.open(1)
+        load = _load.Load("t", 20, _load.make_block(20, 10))
+        plain = _load._Sender.send
+
+        def send(self, *arguments):
+            mock.push_errors("Produce", "TOPIC_AUTHORIZATION_FAILED")
+            plain(self, *arguments)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_load._Sender, "send", send)
+            with pytest.raises(_load.DeliveryError, match=rf"\d+ of 20 records sent by {client} produce"):
+                _load.measure(runner, mode, runner.calls[mode][0], load, conf, target)
+
+
+def test_a_failure_keeps_the_rounds_before_it(cluster, monkeypatch):
+    plain = _load.OURS.run
+    calls = []
+
+    def run(*arguments):
+        calls.append(1)
+        done = plain(*arguments)
+        done.failed = len(calls) - 1
+        return done
+
+    monkeypatch.setattr(_load.OURS, "run", run)
+    result = perf("-b", cluster.bootstrap_servers, "--num-records", "100", "--rounds", "3")
+    assert result.exit_code == 1
+    assert LINE.fullmatch(result.stdout)
+    assert "1 of 100 records" in result.stderr
+
+
+# ---- Ctrl-C
+
+
+def _interrupt(process: subprocess.Popen, after: float = 2.0) -> tuple[str, str]:
+    threading.Timer(after, process.send_signal, (signal.SIGINT,)).start()
+    return process.communicate(timeout=60)
+
+
+@pytest.mark.parametrize("mode", _load.MODES)
+def test_ctrl_c_tells_what_was_done(mode):
+    output, errors = _interrupt(process := start("perf", "--num-records", "1000000000", "--mode", mode))
+    assert (process.returncode, errors) == (130, "")
+    assert int(LINE.fullmatch(output).group(1)) > 0
+
+
+def test_ctrl_c_while_paced():
+    output, _ = _interrupt(process := start("perf", "--throughput", "500", "--format", "json"))
+    assert process.returncode == 130
+    report = json.loads(output)
+    assert report["interrupted"] is True
+    assert report["rounds"][0]["interrupted"] is True
+    assert 0 < report["rounds"][0]["records"] < 1_000_000
+
+
+def test_ctrl_c_in_a_comparison_leaves_whole_rounds():
+    process = start(
+        "perf", "--compare", "confluent", "--rounds", "1000", "--num-records", "1000", "--format", "json"
+    )
+    output, errors = _interrupt(process, 5.0)
+    assert (process.returncode, errors) == (130, "")
+    report = json.loads(output)
+    assert report["interrupted"] is True
+    assert report["rounds"]
+    assert all(one["records"] == 1000 and not one["interrupted"] for one in report["rounds"])
+
+
+# ---- the command itself
+
+
+def test_version():
+    result = CliRunner().invoke(main, ["--version"])
+    assert result.output == f"fastprod, version {fastprod.__version__}\n"
+
+
+def test_help_names_what_is_sampled():
+    assert "perf" in CliRunner().invoke(main, ["--help"]).output
+    text = " ".join(CliRunner().invoke(main, ["perf", "--help"]).output.split())
+    assert "one in 1,000" in text
+    assert "kafka-producer-perf-test" in text
+
+
+@pytest.mark.parametrize("missing", ["click", "rich"])
+def test_without_the_extra(missing):
+    program = f"import sys; sys.modules[{missing!r}] = None; from fastprod.cli import _load, main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", MISSING + "\n")
+
+
+def _written(cluster: MockClusterProcess) -> int:
+    return sum(high for _, high in cluster.watermarks("fastprod-perf").values())
