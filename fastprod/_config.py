@@ -77,7 +77,7 @@ def _number(conf: dict[str, Any], key: str, default: float, low: float, high: fl
         number = float(value)
         if isinstance(value, bool) or not low <= number <= high or (whole and number != int(number)):
             raise ValueError
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         kind = "a whole number" if whole else "a number"
         raise _fail(key, value, f"must be {kind} from {low:g} to {high:g}") from None
     return int(number) if whole else number
@@ -102,10 +102,14 @@ def _callback(conf: dict[str, Any], key: str) -> Callable[..., Any] | None:
 
 def _idempotence_fits(conf: Mapping[str, Any]) -> bool:
     """Whether nothing the user chose forbids the idempotent producer; Java decides the same way."""
+    try:
+        few_in_flight = int(conf.get("max.in.flight.requests.per.connection", 5)) <= 5
+    except (TypeError, ValueError):
+        return False  # librdkafka will refuse the value and name it
     return (
         str(conf.get("acks", "all")).lower() in ("all", "-1")
         and str(conf.get("retries", 1)) != "0"
-        and int(conf.get("max.in.flight.requests.per.connection", 5)) <= 5
+        and few_in_flight
         and conf.get("queuing.strategy", "fifo") == "fifo"
         and str(conf.get("enable.gapless.guarantee", False)).lower() != "true"
     )

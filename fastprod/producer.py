@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
+import time
 import warnings
 import weakref
 from collections.abc import Callable
@@ -14,7 +15,8 @@ import confluent_kafka
 from confluent_kafka import KafkaError
 
 from fastprod import _config
-from fastprod._core._runtime import Receipt, Runtime, plugin_path
+from fastprod._core import _runtime as core
+from fastprod._core._runtime import Receipt, Runtime, check_headers, plugin_path
 
 DeliveryCallback = Callable[[KafkaError | None, Any], None]
 
@@ -47,11 +49,6 @@ class Producer(confluent_kafka.Producer):
         base = super()
         runtime.attach(lambda: base.__init__(conf))
         self._runtime = runtime
-        # The method without a detour through Python; subclasses that override produce() keep theirs.
-        if type(self).produce is Producer.produce:
-            self.produce = runtime.produce  # type: ignore[method-assign]
-        if type(self).poll is Producer.poll:
-            self.poll = runtime.poll  # type: ignore[method-assign]
         _live.add(self)
 
     def _open(self) -> Runtime:
@@ -63,24 +60,7 @@ class Producer(confluent_kafka.Producer):
 
     # ---- single records
 
-    def produce(
-        self,
-        topic: str,
-        value: Any = None,
-        key: Any = None,
-        partition: int = -1,
-        callback: DeliveryCallback | None = None,
-        on_delivery: DeliveryCallback | None = None,
-        timestamp: int = 0,
-        headers: Any = None,
-    ) -> None:
-        """Accepts a record and returns; it is sent in the background.
-
-        `value` and `key` are str, bytes, None or any contiguous buffer. `callback` (or `on_delivery`) is called as
-        `(error, message)` from `poll()` or `flush()`. Waits up to `max.block.ms` when `buffer.memory` is full, then
-        raises BufferFullError (a BufferError).
-        """
-        self._open().produce(topic, value, key, partition, callback, on_delivery, timestamp, headers)
+    produce = core.produce
 
     def produce_batch(
         self,
@@ -95,7 +75,7 @@ class Producer(confluent_kafka.Producer):
         Returns how many were accepted; the others get the reason under `_error`. Types are checked before anything
         is accepted. For large volumes `produce_many` is several times faster.
         """
-        runtime = self._open()
+        self._open()
         if not isinstance(topic, str):
             raise TypeError(f"topic must be str, not {type(topic).__name__}")
         if isinstance(partition, bool) or not isinstance(partition, int):
@@ -113,12 +93,17 @@ class Producer(confluent_kafka.Producer):
                 raise TypeError(f"Message partition at index {index} must be int")
             if not isinstance(message.get("timestamp") or 0, int):
                 raise TypeError(f"Message timestamp at index {index} must be int")
+            if not callable(message.get("callback") or print):
+                raise TypeError(f"Message callback at index {index} must be callable")
+            if message.get("headers") is not None:
+                check_headers(message["headers"])
         default = callback if callback is not None else on_delivery
         accepted = 0
         for message in messages:
             wanted = message.get("partition")
             try:
-                runtime.produce(
+                core.produce(
+                    self,
                     topic,
                     message.get("value"),
                     message.get("key"),
@@ -180,9 +165,7 @@ class Producer(confluent_kafka.Producer):
 
     # ---- progress
 
-    def poll(self, timeout: float = -1) -> int:
-        """Runs callbacks that are due, waiting up to `timeout` seconds for the first; returns how many ran."""
-        return self._open().poll(-1 if timeout is None else timeout)
+    poll = core.poll
 
     def flush(self, timeout: float = -1) -> int:
         """Waits until every record accepted before this call has its outcome, running callbacks.
@@ -223,6 +206,7 @@ class Producer(confluent_kafka.Producer):
     def commit_transaction(self, timeout: float = -1) -> None:
         """Sends and waits for everything produced in the transaction, then commits it."""
         runtime = self._open()
+        start = time.monotonic()
         if runtime.records and runtime.flush(timeout):
             raise confluent_kafka.KafkaException(
                 KafkaError(
@@ -232,8 +216,19 @@ class Producer(confluent_kafka.Producer):
                     True,
                 )
             )
+        if runtime.failed:
+            # librdkafka has not seen those that failed before they reached it, and would commit the rest.
+            raise confluent_kafka.KafkaException(
+                KafkaError(
+                    KafkaError._INCONSISTENT,
+                    f"{runtime.failed} records of the transaction failed; call abort_transaction()",
+                    False,
+                    False,
+                    True,
+                )
+            )
         try:
-            super().commit_transaction(timeout)
+            super().commit_transaction(timeout if timeout < 0 else max(0, timeout - time.monotonic() + start))
             runtime.set_transaction(False)
         finally:
             runtime.settle_outcomes()
@@ -269,7 +264,9 @@ class Producer(confluent_kafka.Producer):
             return True
         runtime.assert_usable()
         runtime.flush(-1 if timeout is None else timeout)
-        return self._end() == 0
+        lost = self._end()
+        runtime.run_callbacks()  # of records given up just now
+        return lost == 0
 
     def _end(self) -> int:
         """Ends threads and librdkafka's client; returns how many records had no outcome."""
@@ -277,8 +274,6 @@ class Producer(confluent_kafka.Producer):
         if runtime is None or runtime.closed or runtime.forked:
             return 0
         lost = runtime.stop()
-        self.__dict__.pop("produce", None)
-        self.__dict__.pop("poll", None)
         super().close()
         runtime.finish()
         _live.discard(self)

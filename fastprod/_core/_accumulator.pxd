@@ -65,8 +65,7 @@ ctypedef struct extent_t:     # what a bulk call wrote to one partition
     int64_t last
 
 ctypedef struct receipt_t:    # outcome of one bulk call; under the accumulator's lock
-    int32_t refs              # the Python Receipt and every chunk
-    bint closed               # the call has handed in its last record
+    int32_t refs              # the Python Receipt and every block
     int64_t accepted
     int64_t acknowledged
     int64_t failed            # of the accepted ones
@@ -77,11 +76,15 @@ ctypedef struct receipt_t:    # outcome of one bulk call; under the accumulator'
     int32_t extent_count
     int32_t extent_capacity
 
+ctypedef struct block_t:      # records of a bulk call that share their source buffers; under the lock as well
+    int32_t refs              # the Python side and every chunk: at 1 librdkafka is done with the buffers
+    receipt_t* receipt        # counted reference
+
 ctypedef struct chunk_t:
-    chunk_t* next             # next in the lane's waiting list, the completion stack or the delivery list
-    chunk_t* fly_next         # next in the lane's in-flight list
+    chunk_t* next             # next in the lane's waiting list or the delivery list
+    chunk_t* fly_next         # next in the lane's in-flight list, then in the completion stack
     lane_t* lane
-    receipt_t* receipt        # counted reference, or NULL
+    block_t* block            # counted reference, or NULL
     int64_t charge            # bytes taken from the pool
     int64_t created_us        # monotonic, when its first record came
     int64_t created_ms        # wall clock
@@ -204,7 +207,7 @@ ctypedef struct record_t:     # a record on its way in
     int32_t partition         # -1 = to be decided
     uint32_t index
     void* callback            # a reference the accumulator takes over, or NULL
-    receipt_t* receipt
+    block_t* block            # the bulk call's, or NULL
     bint by_reference
 
 ctypedef struct accumulator_t:
@@ -247,6 +250,8 @@ ctypedef struct accumulator_t:
     int64_t live_chunks
     flusher_t* flushers
     # counters
+    uint64_t news             # grows whenever somebody who waits on `done` should look again
+    int64_t failed            # records that failed since it was last set to 0: transactions ask
     int64_t records           # accepted, outcome open
     int64_t lanes_opened
     random_t random
@@ -295,7 +300,7 @@ cdef topic_t* topic_new(accumulator_t*, const char* name) noexcept nogil
 cdef int topic_update(accumulator_t*, topic_t*, int32_t partitions, const int32_t* leaders) noexcept nogil
 cdef lane_t* lane_of(accumulator_t*, topic_t*, int32_t partition) noexcept nogil
 cdef int append(accumulator_t*, topic_t*, record_t*, int32_t* partition) noexcept nogil
-cdef int route_undecided(accumulator_t*, topic_t*, int32_t* wanted, uint32_t wanted_count) noexcept nogil
+cdef int route_undecided(accumulator_t*, topic_t*, int32_t* wanted) noexcept nogil
 cdef chunk_t* detach(accumulator_t*, lane_t*) noexcept nogil
 cdef void reattach(accumulator_t*, lane_t*, chunk_t*) noexcept nogil
 cdef lane_t* next_ready(accumulator_t*, int64_t now) noexcept nogil
@@ -307,6 +312,7 @@ cdef int64_t fail_waiting(accumulator_t*, int32_t error, int64_t before_us) noex
 cdef void unlink_flying(lane_t*, chunk_t*) noexcept nogil
 cdef void publish(accumulator_t*, chunk_t*) noexcept nogil
 cdef void chunk_release(accumulator_t*, chunk_t*) noexcept nogil
+cdef void block_release(block_t*) noexcept nogil
 cdef void receipt_release(receipt_t*) noexcept nogil
 cdef int receipt_add_failure(receipt_t*, int64_t index, int32_t error, int32_t partition) noexcept nogil
 cdef bint pool_has_room(accumulator_t*, int64_t need) noexcept nogil

@@ -22,6 +22,7 @@ from fastprod._core._balance cimport (
 )
 from fastprod._core._hash cimport murmur2_bytes
 from fastprod._core._platform cimport (
+    fp_add64,
     fp_assert,
     fp_cond_init,
     fp_load64,
@@ -43,6 +44,7 @@ from fastprod._core._platform cimport (
 cdef enum:
     TABLE_US = 5000                       # the load table is rebuilt at most this often
     AVERAGE_US = 100000                   # over which queues are averaged
+    SPAN_US = 50000                       # between the first and last record of a chunk that may wait long
     STRIKES = 10                          # rebuilds in a row that must find queues uneven
     CATCH_UP = 64                         # sticky bounds that a partition may be behind when they are even again
     START_US = 2000000                    # after which a lane's queue counts in any case
@@ -111,8 +113,7 @@ cdef void accumulator_free(accumulator_t* acc) noexcept nogil:
 
 
 cdef void _chunk_free(chunk_t* chunk) noexcept nogil:
-    if chunk.receipt != NULL:
-        receipt_release(chunk.receipt)
+    block_release(chunk.block)
     free(chunk)
 
 
@@ -253,15 +254,10 @@ cdef lane_t* lane_of(accumulator_t* acc, topic_t* topic, int32_t partition) noex
 cdef int64_t footprint(accumulator_t* acc, record_t* record) noexcept nogil:
     """Pool bytes that must be free for this record to be placed for certain."""
     cdef int64_t size = sizeof(chunk_t) + sizeof(slot_t) + sizeof(rich_t) + BACKREF_BYTES + 16 + record.headers_size
-    if record.size > 0:
-        size += record.size
-    if record.key_size > 0:
-        size += record.key_size
-    if size <= CLASS_BYTES[0]:
-        size = CLASS_BYTES[0]
-    elif size <= CLASS_BYTES[1]:
-        size = CLASS_BYTES[1]
-    return size + acc.record_overhead
+    cdef int64_t payload = max(record.size, 0) + max(record.key_size, 0)
+    if record.by_reference:
+        return max(size, CLASS_BYTES[0]) + payload + acc.record_overhead
+    return max(size + payload, CLASS_BYTES[0]) + acc.record_overhead
 
 
 cdef bint pool_has_room(accumulator_t* acc, int64_t need) noexcept nogil:
@@ -316,6 +312,9 @@ cdef int _chunk_new(
         while c > 0 and CLASS_BYTES[c - 1] >= least and not pool_has_room(acc, bytes + extra):
             c -= 1
             bytes = CLASS_BYTES[c]
+        if not pool_has_room(acc, bytes + extra) and ((least + 15) & ~15) < bytes:
+            c = -1
+            bytes = (least + 15) & ~15
     if not pool_has_room(acc, bytes + extra):
         return APPEND_TOO_LARGE if bytes + extra > acc.limit else APPEND_NO_ROOM
     if bytes > 0x7fffffff:
@@ -353,8 +352,7 @@ cdef void chunk_release(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
     if chunk.refs:
         return
     acc.used -= chunk.charge
-    if chunk.receipt != NULL:
-        receipt_release(chunk.receipt)
+    block_release(chunk.block)
     if chunk.size_class >= 0:
         chunk.next = acc.free_lists[chunk.size_class]
         acc.free_lists[chunk.size_class] = chunk
@@ -443,21 +441,14 @@ cdef lane_t* next_ready(accumulator_t* acc, int64_t now) noexcept nogil:
 
 
 cdef int64_t next_deadline(accumulator_t* acc, int64_t now) noexcept nogil:
-    """When something is due that no signal announces: linger, a retry, or records running out of time."""
+    """When something is due that no signal announces: linger, or a retry."""
     cdef int64_t due = now + 1000000
     cdef lane_t* lane = acc.ready_head
-    cdef topic_t* topic = acc.topics
     if acc.linger_head != NULL:
         due = min(due, acc.linger_head.first_us + acc.linger_us)
     while lane != NULL:
         due = min(due, lane.retry_us)
-        if acc.timeout_us and lane.head != NULL:
-            due = min(due, lane.head.created_us + acc.timeout_us)
         lane = lane.list_next
-    while topic != NULL:
-        if acc.timeout_us and topic.undecided.head != NULL:
-            due = min(due, topic.undecided.head.created_us + acc.timeout_us)
-        topic = topic.next
     return due
 
 
@@ -486,7 +477,7 @@ cdef int _place(accumulator_t* acc, lane_t* lane, record_t* record) noexcept nog
     cdef bint unassigned = lane == topic.unassigned
     cdef bint undecided = lane == topic.undecided
     cdef bint single = record.headers != NULL or record.timestamp != 0
-    cdef bint rich = single or record.callback != NULL or (unassigned and record.receipt != NULL)
+    cdef bint rich = single or record.callback != NULL or (unassigned and record.block != NULL)
     cdef uint32_t stride = sizeof(slot_t) + (sizeof(rich_t) if rich else 0)
     cdef int64_t size = record.size if record.size > 0 else 0
     cdef int64_t key_size = record.key_size if record.key_size > 0 else 0
@@ -507,21 +498,28 @@ cdef int _place(accumulator_t* acc, lane_t* lane, record_t* record) noexcept nog
         chunk == NULL
         or chunk.sealed
         or chunk.epoch != acc.place_epoch
-        or chunk.receipt != record.receipt
+        or chunk.block != record.block
         or chunk.by_reference != record.by_reference
         or (rich and not chunk.rich)
+        # Age and timestamp are the chunk's: where records may wait long, a chunk spans little time.
+        or (
+            (undecided or acc.place_us or acc.linger_us > SPAN_US)
+            and (acc.place_us if acc.place_us else fp_now_us()) - chunk.created_us > SPAN_US
+        )
         or chunk.used + data + (chunk.count + 1) * chunk.stride > chunk.capacity
     ):
-        if chunk != NULL and lane.size_class < SIZE_CLASSES - 1 and not chunk.sealed:
+        if chunk != NULL and lane.size_class < SIZE_CLASSES - 1 and not chunk.sealed and (
+            chunk.used + data + (chunk.count + 1) * chunk.stride > chunk.capacity
+        ):
             lane.size_class += 1
         status = _chunk_new(acc, lane, data, stride, extra, &chunk)
         if status != APPEND_OK:
             return status
         chunk.rich = rich
         chunk.by_reference = record.by_reference
-        chunk.receipt = record.receipt
-        if record.receipt != NULL:
-            record.receipt.refs += 1
+        chunk.block = record.block
+        if record.block != NULL:
+            record.block.refs += 1
         if lane.tail == NULL:
             lane.head = chunk
         else:
@@ -580,8 +578,10 @@ cdef int _place(accumulator_t* acc, lane_t* lane, record_t* record) noexcept nog
         fp_store64(&lane.progress_us, chunk.created_us)
     lane.in_records += 1
     lane.in_bytes += size + key_size
-    if lane.where == LIST_NONE and not undecided:
-        lane.first_us = chunk.created_us if chunk.count == 1 else fp_now_us()
+    if acc.place_us and not undecided:  # has waited for metadata, perhaps flushed meanwhile: no linger on top
+        _enlist(acc, lane, LIST_READY)
+    elif lane.where == LIST_NONE and not undecided:
+        lane.first_us = fp_now_us()
         lane.retry_us = 0
         _enlist(acc, lane, LIST_LINGER if acc.linger_us else LIST_READY)
     return APPEND_OK
@@ -833,7 +833,7 @@ cdef int append(accumulator_t* acc, topic_t* topic, record_t* record, int32_t* p
     cdef int32_t wanted = record.partition
     cdef lane_t* lane
     cdef int status
-    cdef bint full
+    cdef bint full, in_turn = False
     partition[0] = -1
     if acc.policy == POLICY_LIBRDKAFKA and wanted < 0:
         lane = topic.unassigned
@@ -862,10 +862,12 @@ cdef int append(accumulator_t* acc, topic_t* topic, record_t* record, int32_t* p
                 ):
                     wanted = _choose_other(acc, topic, wanted)
                 topic.sticky.partition = wanted
-            elif topic.available_count:
-                wanted = topic.available[topic.turn % <uint64_t>topic.available_count]
             else:
-                wanted = <int32_t>(topic.turn % <uint64_t>topic.partitions)
+                in_turn = True
+                if topic.available_count:
+                    wanted = topic.available[topic.turn % <uint64_t>topic.available_count]
+                else:
+                    wanted = <int32_t>(topic.turn % <uint64_t>topic.partitions)
         elif wanted >= topic.partitions:
             return APPEND_UNKNOWN_PARTITION
         lane = lane_of(acc, topic, wanted)
@@ -874,17 +876,17 @@ cdef int append(accumulator_t* acc, topic_t* topic, record_t* record, int32_t* p
     status = _place(acc, lane, record)
     if status != APPEND_OK:
         return status
-    if acc.policy == POLICY_ROUND_ROBIN:
+    if in_turn:
         topic.turn += 1
     partition[0] = lane.partition
     _count_in_batch(acc, lane, record, &full)
     return APPEND_OK
 
 
-cdef int route_undecided(accumulator_t* acc, topic_t* topic, int32_t* wanted, uint32_t wanted_count) noexcept nogil:
+cdef int route_undecided(accumulator_t* acc, topic_t* topic, int32_t* wanted) noexcept nogil:
     """Moves the records that waited for metadata to their lanes, in order.
 
-    `wanted` holds the choices of a Python partitioner for the first records, NULL otherwise. Records already
+    `wanted` holds the choices of a Python partitioner for the first chunk, and only that is moved. Records already
     admitted may exceed the pool by one chunk while they move. Returns -1 when memory is short.
     """
     cdef lane_t* lane = topic.undecided
@@ -892,12 +894,14 @@ cdef int route_undecided(accumulator_t* acc, topic_t* topic, int32_t* wanted, ui
     cdef slot_t* slot
     cdef rich_t* more = NULL
     cdef record_t record
-    cdef uint32_t i, nth = 0
+    cdef uint32_t i
     cdef int32_t partition
     cdef int status
     cdef int64_t before
-    while lane.head != NULL and (wanted == NULL or nth < wanted_count):
+    cdef bint moved = False
+    while lane.head != NULL and not (wanted != NULL and moved):
         chunk = lane.head
+        moved = True
         # Records keep their place in flush and their age, so that the delivery timeout counts from produce.
         acc.overdraft = True
         acc.place_epoch = chunk.epoch
@@ -915,12 +919,10 @@ cdef int route_undecided(accumulator_t* acc, topic_t* topic, int32_t* wanted, ui
             record.key_size = slot.key_size if slot.key != NULL else -1
             record.partition = slot.state
             record.index = slot.index
-            record.receipt = chunk.receipt
+            record.block = chunk.block
             record.by_reference = chunk.by_reference
-            if wanted != NULL:
-                if slot.state < 0:
-                    record.partition = wanted[nth]
-                nth += 1
+            if wanted != NULL and slot.state < 0:
+                record.partition = wanted[i]
             if chunk.rich:
                 more = rich_at(chunk, i)
                 record.callback = more.callback
@@ -931,7 +933,8 @@ cdef int route_undecided(accumulator_t* acc, topic_t* topic, int32_t* wanted, ui
                     record.headers_size = (<const headers_t*>more.headers).size
             status = append(acc, topic, &record, &partition)
             if status == APPEND_NO_MEMORY:
-                _end_move(acc)
+                _count_new_chunks(acc, chunk.epoch, acc.live_chunks - before)
+                _end_move(acc, topic)
                 return -1
             lane.in_records -= 1
             lane.in_bytes -= <int64_t>slot.size + slot.key_size
@@ -945,8 +948,10 @@ cdef int route_undecided(accumulator_t* acc, topic_t* topic, int32_t* wanted, ui
             else:
                 slot.state = ERR_UNKNOWN_PARTITION
                 chunk.failed += 1
+                if chunk.rich and more.clock_us:
+                    more.clock_us = fp_now_us() - more.clock_us
         _count_new_chunks(acc, chunk.epoch, acc.live_chunks - before)
-        _end_move(acc)
+        _end_move(acc, topic)
         lane.head = chunk.next
         if lane.head == NULL:
             lane.tail = NULL
@@ -957,7 +962,13 @@ cdef int route_undecided(accumulator_t* acc, topic_t* topic, int32_t* wanted, ui
     return 0
 
 
-cdef void _end_move(accumulator_t* acc) noexcept nogil:
+cdef void _end_move(accumulator_t* acc, topic_t* topic) noexcept nogil:
+    cdef int32_t i
+    cdef lane_t* lane
+    for i in range(topic.lanes.size):  # later records must not inherit the age of those moved
+        lane = topic.lanes.lanes[i]
+        if lane != NULL and lane.tail != NULL:
+            lane.tail.sealed = 1
     acc.overdraft = False
     acc.place_epoch = acc.epoch
     acc.place_us = acc.place_ms = 0
@@ -977,7 +988,7 @@ cdef void _count_new_chunks(accumulator_t* acc, uint32_t epoch, int64_t chunks) 
 cdef void publish(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
     """Makes the outcomes of a chunk known: to its receipt, to flush, and to the callbacks' queue."""
     cdef flusher_t* flusher = acc.flushers
-    cdef receipt_t* receipt = chunk.receipt
+    cdef receipt_t* receipt = NULL if chunk.block == NULL else chunk.block.receipt
     cdef slot_t* slot
     cdef uint32_t i
     cdef int64_t records = chunk.count - chunk.moved
@@ -985,6 +996,8 @@ cdef void publish(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
     chunk.published = 1
     acc.live_chunks -= 1
     acc.records -= records
+    acc.failed += chunk.failed
+    acc.news += 1
     while flusher != NULL:
         if chunk.epoch <= flusher.epoch:
             flusher.remaining -= 1
@@ -1022,7 +1035,7 @@ cdef void publish(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
         else:
             acc.deliveries = chunk
         acc.last_delivery = chunk
-        acc.callbacks_due += chunk.callbacks
+        fp_add64(&acc.callbacks_due, chunk.callbacks)
     if acc.done_waiting:
         pthread_cond_broadcast(&acc.done)
 
@@ -1111,6 +1124,14 @@ cdef int64_t fail_waiting(accumulator_t* acc, int32_t error, int64_t before_us) 
 
 
 # ------------------------------------------------------------------------------------------------------ receipts
+
+cdef void block_release(block_t* block) noexcept nogil:
+    if block != NULL:
+        block.refs -= 1
+        if block.refs == 0:
+            receipt_release(block.receipt)
+            free(block)
+
 
 cdef void receipt_release(receipt_t* receipt) noexcept nogil:
     receipt.refs -= 1
@@ -1225,7 +1246,7 @@ cdef class Accumulator:
         try:
             if topic_update(&self.acc, self.topic, partitions, brokers) < 0:
                 raise MemoryError()
-            if route_undecided(&self.acc, self.topic, NULL, 0) < 0:
+            if route_undecided(&self.acc, self.topic, NULL) < 0:
                 raise MemoryError()
         finally:
             free(brokers)

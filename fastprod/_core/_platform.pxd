@@ -79,6 +79,8 @@ cdef extern from * nogil:
         pass
     int pthread_create(pthread_t*, void*, void* (*)(void*) noexcept nogil, void*)
     int pthread_join(pthread_t, void**)
+    pthread_t pthread_self()
+    int pthread_equal(pthread_t, pthread_t)
     int pthread_mutex_init(pthread_mutex_t*, void*)
     int pthread_mutex_lock(pthread_mutex_t*)
     int pthread_mutex_unlock(pthread_mutex_t*)

@@ -13,6 +13,7 @@ ours held, so its callbacks may take them; on_acknowledged takes the leaf lock o
 Sending and freeing are one thread's job because malloc is at its best when the thread that allocated frees.
 """
 
+import operator
 import sys
 
 import confluent_kafka
@@ -48,6 +49,8 @@ from fastprod._core._accumulator cimport (
     accumulator_init,
     accumulator_t,
     append,
+    block_release,
+    block_t,
     chunk_release,
     chunk_t,
     count_settled,
@@ -71,7 +74,6 @@ from fastprod._core._accumulator cimport (
     queued_bytes,
     queued_records,
     reattach,
-    receipt_add_failure,
     receipt_release,
     receipt_t,
     record_t,
@@ -109,9 +111,11 @@ from fastprod._core._platform cimport (
     pthread_cond_destroy,
     pthread_cond_signal,
     pthread_cond_t,
+    pthread_equal,
     pthread_join,
     pthread_mutex_lock,
     pthread_mutex_unlock,
+    pthread_self,
     pthread_t,
 )
 from fastprod._core._rdkafka cimport *
@@ -125,6 +129,11 @@ cdef extern from * nogil:
     """
     /* The client that confluent_kafka.Producer() is making on this thread, for the plugin hook below. */
     static __thread void *fp_newborn;
+    /* Set while this thread gives librdkafka a single record: if it is refused, the call says so, and the
+       acknowledgement that librdkafka makes of it first is not needed. */
+    static __thread int fp_handing_over;
+    static int fp_is_handing_over(void) { return fp_handing_over; }
+    static void fp_hand_over(int now) { fp_handing_over = now; }
     static void *fp_get_newborn(void) { return fp_newborn; }
     static void fp_set_newborn(void *client) { fp_newborn = client; }
 
@@ -150,6 +159,8 @@ cdef extern from * nogil:
     """
     void* fp_get_newborn()
     void fp_set_newborn(void*)
+    int fp_is_handing_over()
+    void fp_hand_over(int)
     int fp_start_thread(pthread_t*, void* (*)(void*) noexcept nogil, void*)
 
 cdef enum:
@@ -161,6 +172,7 @@ cdef enum:
     EVENTS_KEPT = 10000         # events that wait for poll()
     SLICE_US = 100000           # how long a call may block before it looks for Ctrl-C
     ZERO_COPY_BYTES = 1024      # smaller values are cheaper to copy than to pin
+    MAX_PARTITIONS = 0x7fff0000 # larger numbers mean other things in slot_t.state
     BULK_STEP = 1024            # records appended under one hold of the lock
     # What librdkafka allocates per message, besides the key: rd_kafka_msg_t and malloc's share.
     MESSAGE_OVERHEAD = 272
@@ -204,10 +216,16 @@ ctypedef struct client_t:
 
 cdef int fork_generation = 0
 
+# All clients of the process, for the one hook that librdkafka calls without our pointer.
+cdef client_t* _clients[1024]
+cdef int _clients_lock = 0
+
 
 cdef void _forked() noexcept nogil:
-    global fork_generation
+    global fork_generation, _clients_lock
     fork_generation += 1
+    _clients_lock = 0  # whoever held it is not here
+    memset(_clients, 0, sizeof(_clients))
 
 
 pthread_atfork(NULL, NULL, _forked)
@@ -244,11 +262,14 @@ cdef inline topic_t* _topic_of(client_t* client, void* handle) noexcept nogil:
     return NULL
 
 
-cdef inline bint _is_record(slot_t* slot, const rd_kafka_message_t* message) noexcept nogil:
-    """Whether the message is this record: by payload pointer; null values are told apart by their keys."""
-    if slot.payload != <const char*>message.payload:
+cdef inline bint _is_record(chunk_t* chunk, slot_t* slot, const rd_kafka_message_t* message) noexcept nogil:
+    """Whether the message is this record: by payload pointer.
+
+    Null values have none, and callers' buffers may hold the same value many times: there the key must be equal too.
+    """
+    if slot.payload != <const char*>message.payload or slot.size != message.len:
         return False
-    if slot.payload != NULL:
+    if slot.payload != NULL and not chunk.by_reference and slot.size:
         return True
     return (
         (slot.key == NULL) == (message.key == NULL)
@@ -271,20 +292,20 @@ cdef chunk_t* _find(lane_t* lane, const rd_kafka_message_t* message, uint32_t* i
             data_of(chunk) <= payload <= data_of(chunk) + chunk.used
         ):
             i = chunk.cursor
-            if i < chunk.count and _is_record(slot_at(chunk, i), message) and slot_at(chunk, i).state == PENDING:
+            if i < chunk.count and _is_record(chunk, slot_at(chunk, i), message) and slot_at(chunk, i).state == PENDING:
                 index[0] = i
                 return chunk
             for i in range(chunk.count):
-                if slot_at(chunk, i).state == PENDING and _is_record(slot_at(chunk, i), message):
+                if slot_at(chunk, i).state == PENDING and _is_record(chunk, slot_at(chunk, i), message):
                     index[0] = i
                     return chunk
         chunk = chunk.fly_next
     # Not pending: the delivery timeout has already ended this record here.
     chunk = lane.fly_head
     while chunk != NULL:
-        if chunk.published and chunk.returned < chunk.count:
+        if chunk.returned < chunk.count:
             for i in range(chunk.count):
-                if _is_record(slot_at(chunk, i), message):
+                if _is_record(chunk, slot_at(chunk, i), message):
                     index[0] = i
                     return chunk
         chunk = chunk.fly_next
@@ -328,9 +349,9 @@ cdef bint _settle(
 
 cdef void _push_completed(client_t* client, chunk_t* chunk) noexcept nogil:
     cdef void* head = fp_load_ptr(&client.completed)
-    chunk.next = <chunk_t*>head
+    chunk.fly_next = <chunk_t*>head  # `next` may be in use: a chunk that timed out waits in the delivery list
     while not fp_cas_ptr(&client.completed, &head, chunk):
-        chunk.next = <chunk_t*>head
+        chunk.fly_next = <chunk_t*>head
 
 
 cdef rd_kafka_resp_err_t _on_acknowledged(rd_kafka_t* rk, rd_kafka_message_t* message, void* opaque) noexcept nogil:
@@ -342,7 +363,7 @@ cdef rd_kafka_resp_err_t _on_acknowledged(rd_kafka_t* rk, rd_kafka_message_t* me
     cdef chunk_t* chunk
     cdef uint32_t i = 0
     cdef bint last = False
-    if topic == NULL:
+    if topic == NULL or fp_is_handing_over():
         return 0
     lanes = <lanes_t*>fp_load_ptr(<void**>&topic.lanes)
     if 0 <= message.partition < lanes.size:
@@ -402,6 +423,7 @@ cdef void _keep_event(client_t* client, event_t* event) noexcept nogil:
         client.events = event
     client.last_event = event
     client.event_count += 1
+    client.acc.news += 1
     if client.event_count > EVENTS_KEPT:
         oldest = client.events
         client.events = oldest.next
@@ -418,11 +440,6 @@ cdef void _drop_event(event_t* event) noexcept nogil:
             rdkafka.event_destroy(event.event)
         free(event.broker)
         free(event)
-
-
-# All clients of the process, for the one hook that librdkafka calls without our pointer.
-cdef client_t* _clients[1024]
-cdef int _clients_lock = 0
 
 
 cdef client_t* _client_of(rd_kafka_t* rk) noexcept nogil:
@@ -457,14 +474,14 @@ cdef void _publish_completed(client_t* client) noexcept nogil:
     if chunk == NULL:
         return
     while chunk != NULL:  # a stack: turn it round, so that callbacks keep the order of acknowledgement
-        following = chunk.next
-        chunk.next = ordered
+        following = chunk.fly_next
+        chunk.fly_next = ordered
         ordered = chunk
         chunk = following
     pthread_mutex_lock(&client.acc.lock)
     while ordered != NULL:
-        following = ordered.next
-        ordered.next = NULL
+        following = ordered.fly_next
+        ordered.fly_next = NULL
         if not ordered.published:
             publish(&client.acc, ordered)
         chunk_release(&client.acc, ordered)
@@ -605,7 +622,9 @@ cdef int _send_one(client_t* client, lane_t* lane, chunk_t* chunk, uint32_t i, i
         arguments[n].vtype = VTYPE_HEADERS
         arguments[n].u.headers = headers
         n += 1
+    fp_hand_over(1)
     failure = rdkafka.produceva(client.rk, arguments, n)
+    fp_hand_over(0)
     if failure == NULL:
         return 0  # the headers are librdkafka's now
     error = rdkafka.error_code(failure)
@@ -624,7 +643,7 @@ cdef bint _send_chunk(client_t* client, lane_t* lane, chunk_t* chunk) noexcept n
     cdef int64_t timestamp = 0
     cdef bint single
     cdef bint mixed = chunk.single
-    if fp_now_us() - chunk.created_us > client.acc.linger_us + LATE_US:
+    if fp_now_us() - chunk.created_us > LATE_US:
         timestamp = chunk.created_ms
     _enter_flight(lane, chunk)
     # The chunk counts as sent before the calls: it may be acknowledged and gone by the time they return.
@@ -682,29 +701,32 @@ cdef void _expire_flying(accumulator_t* acc, lane_t* lane, int64_t before_us) no
     librdkafka counts from the hand-over and cannot be told otherwise. Their memory stays until it gives them back.
     """
     cdef chunk_t* chunk
-    cdef chunk_t* overdue
+    cdef chunk_t* overdue = NULL
+    cdef slot_t* slot
     cdef uint32_t i
-    while True:
-        overdue = NULL
-        fp_spin_lock(&lane.spin)
-        chunk = lane.fly_head
-        while chunk != NULL and overdue == NULL and chunk.created_us < before_us:
-            if not chunk.published and chunk.sent == chunk.count:
-                overdue = chunk
-                for i in range(chunk.count):
-                    if slot_at(chunk, i).state == PENDING:
-                        slot_at(chunk, i).state = ERR__MSG_TIMED_OUT
-                        chunk.resolved += 1
-                        chunk.failed += 1
-                        count_settled(lane, slot_at(chunk, i), True)
-                chunk.refs += 1  # ours, while it is published
-            chunk = chunk.fly_next
-        fp_spin_unlock(&lane.spin)
-        if overdue == NULL:
-            return
-        if not overdue.published:
-            publish(acc, overdue)
-        chunk_release(acc, overdue)
+    fp_spin_lock(&lane.spin)
+    chunk = lane.fly_head
+    while chunk != NULL and chunk.created_us < before_us:
+        if not chunk.published and chunk.sent == chunk.count:
+            for i in range(chunk.count):
+                slot = slot_at(chunk, i)
+                if slot.state == PENDING:
+                    slot.state = ERR__MSG_TIMED_OUT
+                    chunk.resolved += 1
+                    chunk.failed += 1
+                    count_settled(lane, slot, True)
+                    if chunk.rich and rich_at(chunk, i).clock_us:
+                        rich_at(chunk, i).clock_us = fp_now_us() - rich_at(chunk, i).clock_us
+            chunk.refs += 1  # ours, while it is published
+            chunk.next = overdue
+            overdue = chunk
+        chunk = chunk.fly_next
+    fp_spin_unlock(&lane.spin)
+    while overdue != NULL:
+        chunk = overdue
+        overdue = chunk.next
+        publish(acc, chunk)
+        chunk_release(acc, chunk)
 
 
 cdef bint _look_for_stuck(client_t* client, int64_t now) noexcept nogil:
@@ -718,7 +740,7 @@ cdef bint _look_for_stuck(client_t* client, int64_t now) noexcept nogil:
             for i in range(topic.lanes.size):
                 lane = topic.lanes.lanes[i]
                 if lane != NULL and queued_records(lane) and (
-                    now - fp_load64(&lane.progress_us) > STUCK_US
+                    now - fp_load64(&lane.progress_us) > STUCK_US + client.acc.linger_us
                 ):
                     topic.metadata_us = 0  # due now
                     stuck = True
@@ -785,8 +807,8 @@ cdef topic_t* _next_lookup(client_t* client, int64_t now, int64_t* due) noexcept
     while topic != NULL:
         if topic.metadata_us <= 0:      # never asked, or asked for by the sender
             return topic
-        if topic.partitions == 0:       # asked, no answer yet: try again soon
-            at = topic.metadata_us + 100000
+        if topic.partitions == 0:       # asked, no answer yet: try again, soon if records wait
+            at = topic.metadata_us + (100000 if topic.undecided.head != NULL else 1000000)
         else:
             at = topic.metadata_us + client.refresh_us
         if at <= now:
@@ -824,7 +846,7 @@ cdef void _take_metadata(client_t* client, topic_t* topic, const rd_kafka_metada
         topic_update(&client.acc, topic, found.partition_cnt, leaders)
         free(leaders)
         if not client.python_partitioner:
-            route_undecided(&client.acc, topic, NULL, 0)
+            route_undecided(&client.acc, topic, NULL)
         return
     if topic.partitions:
         return  # keep what was known
@@ -1023,6 +1045,43 @@ cdef list _unpack_headers(bytes packed):
     return headers
 
 
+cdef class Block:
+    """Records of a bulk call that share source buffers; keeps those alive while librdkafka may read them."""
+
+    cdef block_t* c
+    cdef bint busy              # its records are being handed in
+    cdef int64_t first          # index of its first record in the call
+    cdef int64_t count
+    cdef Column values
+    cdef Column keys
+    cdef Column topics
+    cdef object partitions
+    cdef object timestamps
+    cdef object headers
+
+    def __dealloc__(self):
+        # The Runtime keeps a Block until no chunk refers to it, so this is the last reference.
+        block_release(self.c)
+
+    cdef bint idle(self) noexcept:
+        """Whether librdkafka holds nothing of it any more; the lock is held."""
+        return self.c.refs == 1 and not self.busy
+
+    cdef record(self, topic, int64_t index, partition):
+        """The record at a position of the call."""
+        at = index - self.first
+        if partition is None or partition < 0:
+            partition = None if self.partitions is None or self.partitions[at] < 0 else int(self.partitions[at])
+        return Record(
+            topic if self.topics is None else _cell(self.topics, at, True),
+            _cell(self.keys, at, False),
+            _cell(self.values, at, False),
+            partition,
+            None if self.headers is None else self.headers[at],
+            None if self.timestamps is None else int(self.timestamps[at]),
+        )
+
+
 cdef class Receipt:
     """What became of the records of one bulk call.
 
@@ -1032,9 +1091,11 @@ cdef class Receipt:
 
     cdef receipt_t* c
     cdef Runtime runtime        # keeps the lock alive
-    cdef list sources           # [(first index, values, keys, topics, partitions, timestamps, headers), ...]
+    cdef list blocks            # those librdkafka may still read
     cdef dict rejected          # index -> exception: never accepted
+    cdef dict kept              # index -> Record of failed records whose block is gone
     cdef object topic           # the call's topic, None = a topic per record
+    cdef bint full              # the buffer was full for max.block.ms: the rest of the call does not wait again
     cdef readonly object total  # records in the call
 
     def __cinit__(self):
@@ -1042,12 +1103,12 @@ cdef class Receipt:
         if self.c == NULL:
             raise MemoryError()
         self.c.refs = 1
-        self.sources = []
+        self.blocks = []
         self.rejected = {}
+        self.kept = {}
         self.total = 0
 
     def __dealloc__(self):
-        # The Runtime keeps a Receipt until no chunk refers to it, so this is the last reference.
         if self.c != NULL:
             receipt_release(self.c)
 
@@ -1077,8 +1138,12 @@ cdef class Receipt:
         """Whether every record has its outcome."""
         return self.acknowledged + self.failed == self.total
 
-    cdef void lock(self) noexcept:
+    cdef int lock(self) except -1:
+        # Between lock and unlock no Python object may be made: that could run other Python code, which could need
+        # the lock.
+        self.runtime.check_fork()
         pthread_mutex_lock(&self.runtime.client.acc.lock)
+        return 0
 
     cdef void unlock(self) noexcept:
         pthread_mutex_unlock(&self.runtime.client.acc.lock)
@@ -1088,32 +1153,50 @@ cdef class Receipt:
 
         Sends what still lingers, and runs no callbacks.
         """
-        cdef int64_t until = INT64_MAX if timeout is None or timeout < 0 else fp_now_us() + <int64_t>(timeout * 1e6)
+        cdef int64_t until = _until(-1 if timeout is None else timeout)
+        cdef uint64_t seen
         self.runtime.check_fork()
         self.runtime.hurry()
-        while not self.done:
+        while True:
+            seen = self.runtime.client.acc.news
+            if self.done:
+                break
             if fp_now_us() >= until or self.runtime.closed:
                 return self.done
-            self.runtime.wait_for_news(until)
+            self.runtime.wait_for_news(until, seen)
         self.runtime.sweep()
         return True
+
+    cdef list failures(self):
+        """[(index, error code, partition), ...]"""
+        cdef failure_t* copy = NULL
+        cdef int64_t n
+        self.lock()
+        n = self.c.failure_count
+        if n:
+            copy = <failure_t*>malloc(n * sizeof(failure_t))
+            if copy != NULL:
+                memcpy(copy, self.c.failures, n * sizeof(failure_t))
+        self.unlock()
+        if n == 0:
+            return []
+        if copy == NULL:
+            raise MemoryError()
+        try:
+            return [(copy[i].index, copy[i].error, copy[i].partition) for i in range(n)]
+        finally:
+            free(copy)
 
     @property
     def errors(self):
         """List of FailedRecord(index, error, record), by index."""
-        found = []
-        self.lock()
-        for i in range(self.c.failure_count):
-            found.append((self.c.failures[i].index, self.c.failures[i].error, self.c.failures[i].partition))
-        self.unlock()
-        failures = [
-            FailedRecord(index, KafkaError(code), self.record(index, partition)) for index, code, partition in found
+        failed = [
+            FailedRecord(index, KafkaError(code), self.record(index, partition))
+            for index, code, partition in self.failures()
         ]
-        failures += [
-            FailedRecord(index, error, self.record(index, None)) for index, error in self.rejected.items()
-        ]
-        failures.sort(key=lambda failure: failure.index)
-        return failures
+        failed += [FailedRecord(index, error, self.record(index, None)) for index, error in self.rejected.items()]
+        failed.sort(key=operator.attrgetter("index"))
+        return failed
 
     @property
     def offsets(self):
@@ -1126,42 +1209,61 @@ cdef class Receipt:
     @property
     def extents(self):
         """{(topic, partition): Extent(records, first, last)}; offsets are None where the broker told none."""
-        found = {}
+        cdef extent_t* copy
+        cdef int32_t n
         self.lock()
-        for i in range(self.c.extent_count):
-            found[(<object>self.c.extents[i].topic.label, self.c.extents[i].partition)] = Extent(
-                self.c.extents[i].records,
-                None if self.c.extents[i].first < 0 else self.c.extents[i].first,
-                None if self.c.extents[i].last < 0 else self.c.extents[i].last,
-            )
+        n = self.c.extent_count
+        copy = <extent_t*>malloc(max(n, 1) * sizeof(extent_t))
+        if copy != NULL and n:
+            memcpy(copy, self.c.extents, n * sizeof(extent_t))
         self.unlock()
+        if copy == NULL:
+            raise MemoryError()
+        try:
+            found = {
+                (<object>copy[i].topic.label, copy[i].partition): Extent(
+                    copy[i].records,
+                    None if copy[i].first < 0 else copy[i].first,
+                    None if copy[i].last < 0 else copy[i].last,
+                )
+                for i in range(n)
+            }
+        finally:
+            free(copy)
         return dict(sorted(found.items()))
 
     cdef record(self, index, partition):
-        """The record at a position of the call, or None when its source is gone."""
-        for first, count, values, keys, topics, partitions, timestamps, headers in self.sources:
-            if first <= index < first + count:
-                at = index - first
-                if partition is None or partition < 0:
-                    partition = None if partitions is None or partitions[at] < 0 else int(partitions[at])
-                return Record(
-                    self.topic if topics is None else _cell(topics, at, True),
-                    _cell(keys, at, False),
-                    _cell(values, at, False),
-                    partition,
-                    None if headers is None else headers[at],
-                    None if timestamps is None else int(timestamps[at]),
-                )
+        """A record that failed."""
+        cdef Block block
+        if index in self.kept:
+            return self.kept[index]
+        for block in self.blocks:
+            if block.first <= index < block.first + block.count:
+                return block.record(self.topic, index, partition)
         return None
 
-    cdef bint idle(self):
-        """Whether librdkafka holds nothing of this call any more; the lock is held."""
-        return self.c.refs == 1
-
-    cdef release(self):
-        """Lets go of the callers' buffers. Those of failed records stay, to be shown in `errors`."""
-        if not self.c.failure_count and not self.rejected:
-            self.sources = []
+    cdef sweep(self):
+        """Lets go of buffers that librdkafka has done with; only records that failed are copied out of them."""
+        cdef Block block
+        idle = []
+        kept = []
+        blocks = self.blocks
+        flags = [False] * len(blocks)
+        self.lock()
+        for i in range(len(blocks)):
+            flags[i] = (<Block>blocks[i]).idle()
+        self.unlock()
+        for block, free_now in zip(blocks, flags):
+            (idle if free_now else kept).append(block)
+        if not idle:
+            return
+        if self.c.failure_count or self.rejected:
+            lost = self.failures() + [(index, 0, None) for index in self.rejected]
+            for index, _, partition in lost:
+                for block in idle:
+                    if block.first <= index < block.first + block.count and index not in self.kept:
+                        self.kept[index] = block.record(self.topic, index, partition)
+        self.blocks = kept
 
     def __repr__(self):
         return (
@@ -1183,6 +1285,11 @@ cdef _cell(Column column, index, bint text):
     return data[:size].decode() if text else data[:size]
 
 
+cdef int64_t _until(double timeout) noexcept:
+    """The monotonic time `timeout` seconds from now; negative and absurd ones mean for ever."""
+    return fp_now_us() + <int64_t>(timeout * 1e6) if 0 <= timeout < 1e9 else INT64_MAX
+
+
 cdef const char* _NOTHING = ""  # an empty value is not a null one
 
 
@@ -1201,7 +1308,7 @@ cdef int _view(object data, const char** start, int64_t* size, Py_buffer* held, 
     else:
         try:
             PyObject_GetBuffer(data, held, PyBUF_SIMPLE)
-        except (TypeError, BufferError):
+        except (TypeError, BufferError, ValueError):  # numpy raises the last
             raise TypeError(
                 f"{what} must be str, bytes, None or a contiguous buffer, not {type(data).__name__}"
             ) from None
@@ -1278,6 +1385,7 @@ cdef class Runtime:
         self.max_record_bytes = settings.max_record_bytes
         self.transactional = settings.transactional
         self.topics = {}
+        self.last_name = object()  # no topic yet
         self.receipts = []
         self.generation = fork_generation
         self.pid = settings.pid
@@ -1335,6 +1443,7 @@ cdef class Runtime:
             if fp_start_thread(&self.client.scout, _scout, self.client) == 0:
                 self.client.threads = 2
         if self.client.threads < 2:
+            self.stop()
             raise RuntimeError("cannot start the producer's threads: the system's limit is reached")
 
     def stop(self):
@@ -1355,7 +1464,7 @@ cdef class Runtime:
             pthread_mutex_unlock(&client.acc.lock)
             if client.threads > 0:
                 pthread_join(client.sender, NULL)
-            if client.threads > 1:
+            if client.threads > 1 and not pthread_equal(client.scout, pthread_self()):
                 pthread_join(client.scout, NULL)
             client.threads = 0
             rdkafka.queue_cb_event_enable(client.queue, NULL, NULL)
@@ -1364,7 +1473,7 @@ cdef class Runtime:
             left = client.acc.records
             fail_waiting(&client.acc, ERR__PURGE_QUEUE, INT64_MAX)
             pthread_mutex_unlock(&client.acc.lock)
-            if left:
+            if client.rk != NULL:  # also what the delivery timeout has ended here but librdkafka still has
                 rdkafka.purge(client.rk, PURGE_F_QUEUE | PURGE_F_INFLIGHT | PURGE_F_NON_BLOCKING)
             topic = client.acc.topics
             while topic != NULL:
@@ -1378,6 +1487,10 @@ cdef class Runtime:
         rdkafka.queue_destroy(client.queue)
         client.queue = NULL
         return left
+
+    def run_callbacks(self):
+        """Runs the callbacks that are left when the producer is closed."""
+        self.dispatch()
 
     def finish(self):
         """librdkafka's client has been destroyed."""
@@ -1446,32 +1559,28 @@ cdef class Runtime:
             if handle == NULL:
                 code = rdkafka.last_error()
                 raise RecordError(KafkaError(code, f"cannot use topic {name!r}: {rdkafka.err2str(code).decode()}"))
+            self.topics[name] = None  # keeps the name alive; the GIL keeps others from making the topic, too
             pthread_mutex_lock(&self.client.acc.lock)
-            known = self.topics.get(name)
-            if known is not None:
-                topic = <topic_t*><size_t>known
-            else:
-                topic = topic_new(&self.client.acc, encoded)
-                if topic != NULL:
-                    topic.handle = handle
-                    topic.label = <void*>name
-                    if _add_handle(self.client, handle, topic) < 0:
-                        topic = NULL
-                    else:
-                        self.topics[name] = <size_t>topic
-                    pthread_cond_signal(&self.client.scout_wake)
+            topic = topic_new(&self.client.acc, encoded)
+            if topic != NULL:
+                topic.handle = handle
+                topic.label = <void*>name
+                if _add_handle(self.client, handle, topic) < 0:
+                    topic = NULL
+                pthread_cond_signal(&self.client.scout_wake)
             pthread_mutex_unlock(&self.client.acc.lock)
             if topic == NULL:
+                del self.topics[name]
                 raise MemoryError()
+            self.topics[name] = <size_t>topic
         self.last_name = name
         self.last_topic = topic
         return topic
 
     # ---- producing
 
-    def produce(self, topic, value=None, key=None, partition=-1, callback=None, on_delivery=None, timestamp=0,
-                headers=None):
-        """Accepts one record; see fastprod.Producer.produce."""
+    cdef int accept(self, topic, value, key, partition, callback, on_delivery, timestamp, headers) except -1:
+        """Accepts one record."""
         cdef record_t record
         cdef Py_buffer value_buffer
         cdef Py_buffer key_buffer
@@ -1493,8 +1602,10 @@ cdef class Runtime:
                 raise TypeError(f"on_delivery must be callable, not {type(callback).__name__}")
             record.callback = <void*>callback
         record.partition = partition
-        if record.partition < -1:
-            raise RecordError(KafkaError(ERR__UNKNOWN_PARTITION, f"partition must be -1 or more, not {partition}"))
+        if not -1 <= record.partition < MAX_PARTITIONS:
+            raise RecordError(
+                KafkaError(ERR__UNKNOWN_PARTITION, f"partition must be from -1 to {MAX_PARTITIONS - 1}, not {partition}")
+            )
         record.timestamp = timestamp
         if record.timestamp < 0:
             raise ValueError(f"timestamp must be milliseconds since 1970, or 0 for now, not {timestamp}")
@@ -1521,12 +1632,13 @@ cdef class Runtime:
                     Py_INCREF(callback)
             pthread_mutex_unlock(&self.client.acc.lock)
             if status != APPEND_OK:
-                self.append_slowly(target, &record, status)
+                self.append_slowly(target, &record, status, self.max_block_us)
         finally:
             if value_held:
                 PyBuffer_Release(&value_buffer)
             if key_held:
                 PyBuffer_Release(&key_buffer)
+        return 0
 
     cdef inline int check_size(self, record_t* record) except -1:
         cdef int64_t size
@@ -1544,7 +1656,7 @@ cdef class Runtime:
             )
         return 0
 
-    cdef int append_slowly(self, topic_t* topic, record_t* record, int status) except -1:
+    cdef int append_slowly(self, topic_t* topic, record_t* record, int status, int64_t patience_us) except -1:
         """Everything that keeps a record from being taken at once: waits for room, or raises."""
         cdef accumulator_t* acc = &self.client.acc
         cdef waiter_t waiter
@@ -1554,13 +1666,12 @@ cdef class Runtime:
         if footprint(acc, record) > acc.limit:
             status = APPEND_TOO_LARGE
         if status == APPEND_NO_CHOICE:
-            record.partition = self.ask_partitioner(topic, record)
             status = APPEND_NO_ROOM
         if status == APPEND_NO_ROOM:
             memset(&waiter, 0, sizeof(waiter_t))
             fp_cond_init(&waiter.wake)
             waiter.need = footprint(acc, record)
-            until = fp_now_us() + self.max_block_us
+            until = fp_now_us() + patience_us
             with nogil:
                 pthread_mutex_lock(&acc.lock)
                 if acc.last_waiter != NULL:
@@ -1572,13 +1683,16 @@ cdef class Runtime:
                 pthread_mutex_unlock(&acc.lock)
             try:
                 while True:
+                    if self.partitioner is not None and record.partition < 0:
+                        record.partition = self.ask_partitioner(topic, record)
+                    status = APPEND_NO_ROOM
                     with nogil:
                         pthread_mutex_lock(&acc.lock)
                         now = fp_now_us()
                         if acc.waiters == &waiter and pool_has_room(acc, waiter.need):
                             status = append(acc, topic, record, &chosen)
                         # Callbacks hold memory until they have run. If nobody else runs them, waiting is in vain.
-                        alone = acc.callbacks_due > 0 and (
+                        alone = acc.callbacks_due > 0 and acc.live_chunks == 0 and (
                             self.client.poller == 0 or self.client.poller == PyThread_get_thread_ident()
                         )
                         if status == APPEND_NO_ROOM and now < until and not alone and not self.closed:
@@ -1586,6 +1700,8 @@ cdef class Runtime:
                         pthread_mutex_unlock(&acc.lock)
                     if status == APPEND_OK and record.callback != NULL:
                         Py_INCREF(<object>record.callback)
+                    if status == APPEND_NO_CHOICE and not self.closed:
+                        continue  # metadata came meanwhile: the partitioner can be asked now
                     if status != APPEND_NO_ROOM or now >= until or alone or self.closed:
                         break
                     PyErr_CheckSignals()
@@ -1628,12 +1744,23 @@ cdef class Runtime:
 
     cdef int32_t ask_partitioner(self, topic_t* topic, record_t* record) except -2:
         """The user's partitioner; -1 while the partitions are not known."""
+        cdef int32_t count = 0, n = 0
+        cdef int32_t* copy = NULL
         pthread_mutex_lock(&self.client.acc.lock)
-        count = 0 if topic.undecided.head != NULL or topic.routing else topic.partitions
-        available = [topic.available[i] for i in range(topic.available_count)]
+        if topic.undecided.head == NULL and not topic.routing:
+            count = topic.partitions
+            n = topic.available_count
+            copy = <int32_t*>malloc(max(n, 1) * sizeof(int32_t))
+            if copy != NULL and n:
+                memcpy(copy, topic.available, n * sizeof(int32_t))
         pthread_mutex_unlock(&self.client.acc.lock)
-        if not count:
+        if count == 0:
+            free(copy)
             return -1
+        if copy == NULL:
+            raise MemoryError()
+        available = [copy[i] for i in range(n)]
+        free(copy)
         return self.choose_by_python(
             <object>topic.label,
             None if record.key_size < 0 else record.key[:record.key_size],
@@ -1644,7 +1771,11 @@ cdef class Runtime:
 
     cdef int32_t choose_by_python(self, name, key, value, count, available) except -2:
         chosen = self.partitioner.partition(name, key, value, count, available)
-        if not isinstance(chosen, int) or not 0 <= chosen < count:
+        try:
+            number = operator.index(chosen)
+        except TypeError:
+            number = -1
+        if not 0 <= number < count:
             raise RecordError(
                 KafkaError(
                     ERR__UNKNOWN_PARTITION,
@@ -1652,7 +1783,7 @@ cdef class Runtime:
                     f"which has partitions 0 to {count - 1}",
                 )
             )
-        return chosen
+        return number
 
     # ---- bulk
 
@@ -1678,50 +1809,78 @@ cdef class Runtime:
         Columns are of one length; `partitions` (int32) and `timestamps` (int64) are numpy arrays or None, `headers`
         a list or None. A record that cannot be taken is noted in the receipt, the others go on.
         """
-        cdef int64_t n = values.c.length, first = receipt.total, i = 0
+        cdef int64_t n = values.c.length, i = 0
         cdef int32_t[::1] chosen = partitions
         cdef int64_t[::1] times = timestamps
         cdef int32_t* wanted = NULL
         cdef int64_t* stamps = NULL
         cdef topic_t* topic = NULL
+        cdef Block block
         if n == 0:
             return
-        if first + n > 0xffffffff:
+        self.check()
+        if receipt.total + n > 0xffffffff:
             raise ValueError("one call takes at most 2**32 records")
         if partitions is not None:
             wanted = &chosen[0]
         if timestamps is not None:
             stamps = &times[0]
-        receipt.sources.append((first, n, values, keys, topics, partitions, timestamps, headers))
-        receipt.total = first + n
-        self.receipts.append(receipt)
         if receipt.topic is not None:
             topic = self.topic_of(receipt.topic)
-        if topics is None and headers is None and self.partitioner is None:
-            while i < n:
-                i = self.submit_fast(receipt, topic, values, keys, wanted, stamps, zero_copy, i, n)
-                if i < n:
-                    self.submit_one(receipt, topic, values, keys, topics, wanted, stamps, headers, zero_copy, i)
-                    i += 1
-        else:
-            for i in range(n):
-                self.submit_one(receipt, topic, values, keys, topics, wanted, stamps, headers, zero_copy, i)
-                if i & 0x3fff == 0:
-                    PyErr_CheckSignals()
+        if self.client.acc.policy == POLICY_LIBRDKAFKA:
+            zero_copy = False  # acknowledgements come in no order, so the chunk must be found from the payload
+        block = Block.__new__(Block)
+        block.c = <block_t*>calloc(1, sizeof(block_t))
+        if block.c == NULL:
+            raise MemoryError()
+        block.c.refs = 1
+        block.c.receipt = receipt.c
+        receipt.lock()
+        receipt.c.refs += 1
+        receipt.unlock()
+        block.first = receipt.total
+        block.count = n
+        block.values = values
+        block.keys = keys
+        block.topics = topics
+        block.partitions = partitions
+        block.timestamps = timestamps
+        block.headers = headers
+        block.busy = True
+        receipt.blocks.append(block)
+        receipt.total += n
+        if receipt not in self.receipts:
+            self.receipts.append(receipt)
+        try:
+            if topics is None and headers is None and self.partitioner is None:
+                while i < n:
+                    i = self.submit_fast(receipt, block, topic, wanted, stamps, zero_copy, i)
+                    if i < n:
+                        self.submit_one(receipt, block, topic, wanted, stamps, zero_copy, i)
+                        i += 1
+            else:
+                for i in range(n):
+                    self.submit_one(receipt, block, topic, wanted, stamps, zero_copy, i)
+                    if i & 0x3fff == 0:
+                        PyErr_CheckSignals()
+        finally:
+            block.busy = False
+        self.sweep()
 
     cdef int64_t submit_fast(
-        self, Receipt receipt, topic_t* topic, Column values, Column keys, int32_t* wanted, int64_t* stamps,
-        bint zero_copy, int64_t start, int64_t n,
+        self, Receipt receipt, Block block, topic_t* topic, int32_t* wanted, int64_t* stamps, bint zero_copy,
+        int64_t start,
     ) except -1:
         """Appends without the GIL until something needs a closer look; returns the index of that record."""
         cdef accumulator_t* acc = &self.client.acc
         cdef record_t record
-        cdef int64_t i = start, stop, first = receipt.total - n
+        cdef Column values = block.values, keys = block.keys
+        cdef int64_t i = start, stop, first = block.first, n = block.count
         cdef int64_t most = self.max_record_bytes
         cdef int32_t chosen
         cdef int kind
         memset(&record, 0, sizeof(record_t))
-        record.receipt = receipt.c
+        record.block = block.c
         with nogil:
             while i < n:
                 stop = min(n, i + BULK_STEP)
@@ -1742,7 +1901,7 @@ cdef class Runtime:
                     if stamps != NULL:
                         record.timestamp = stamps[i]
                     record.index = <uint32_t>(first + i)
-                    if record.partition < -1 or record.timestamp < 0 or record.size + record.key_size + 128 > most:
+                    if not -1 <= record.partition < MAX_PARTITIONS or record.timestamp < 0 or record.size + record.key_size + 128 > most:
                         break
                     if append(acc, topic, &record, &chosen) != APPEND_OK:
                         break
@@ -1755,19 +1914,20 @@ cdef class Runtime:
         return i
 
     cdef int submit_one(
-        self, Receipt receipt, topic_t* topic, Column values, Column keys, Column topics, int32_t* wanted,
-        int64_t* stamps, headers, bint zero_copy, int64_t i,
+        self, Receipt receipt, Block block, topic_t* topic, int32_t* wanted, int64_t* stamps, bint zero_copy,
+        int64_t i,
     ) except -1:
         """One record with everything checked and waited for. What is wrong with it goes into the receipt."""
         cdef record_t record
-        cdef int64_t index = receipt.total - values.c.length + i
+        cdef Column values = block.values, keys = block.keys, topics = block.topics
+        cdef int64_t index = block.first + i
         cdef const char* name
         cdef int64_t name_size
         cdef int32_t chosen
         cdef int kind, status
         cdef bytes packed
         memset(&record, 0, sizeof(record_t))
-        record.receipt = receipt.c
+        record.block = block.c
         record.index = <uint32_t>index
         try:
             kind = column_get(&values.c, i, &record.value, &record.size)
@@ -1789,16 +1949,19 @@ cdef class Runtime:
                 topic = self.topic_of(sys.intern(name[:name_size].decode()))
             record.by_reference = zero_copy and record.size >= ZERO_COPY_BYTES
             record.partition = -1 if wanted == NULL else wanted[i]
-            if record.partition < -1:
+            if not -1 <= record.partition < MAX_PARTITIONS:
                 raise RecordError(
-                    KafkaError(ERR__UNKNOWN_PARTITION, f"partition must be -1 or more, not {record.partition}")
+                    KafkaError(
+                        ERR__UNKNOWN_PARTITION,
+                        f"partition must be from -1 to {MAX_PARTITIONS - 1}, not {record.partition}",
+                    )
                 )
             if stamps != NULL:
                 record.timestamp = stamps[i]
                 if record.timestamp < 0:
                     raise ValueError(f"timestamp must be milliseconds since 1970, not {record.timestamp}")
-            if headers is not None and headers[i] is not None:
-                packed = _pack_headers(headers[i])
+            if block.headers is not None and block.headers[i] is not None:
+                packed = _pack_headers(block.headers[i])
                 if (<const headers_t*>PyBytes_AS_STRING(packed)).count:
                     record.headers = PyBytes_AS_STRING(packed)
                     record.headers_size = PyBytes_GET_SIZE(packed)
@@ -1811,38 +1974,32 @@ cdef class Runtime:
                 status = append(&self.client.acc, topic, &record, &chosen)
             pthread_mutex_unlock(&self.client.acc.lock)
             if status != APPEND_OK:
-                self.append_slowly(topic, &record, status)
+                self.append_slowly(topic, &record, status, 0 if receipt.full else self.max_block_us)
             receipt.c.accepted += 1
         except (BufferFullError, TypeError, ValueError, KafkaException) as error:
-            if self.closed:
-                raise
+            if isinstance(error, BufferFullError):
+                receipt.full = True
             receipt.rejected[index] = error
         return 0
 
     cdef sweep(self):
-        """Forgets bulk calls of which librdkafka holds nothing any more, and lets their buffers go."""
+        """Lets go of buffers that librdkafka has done with, and of bulk calls that have none left."""
         cdef Receipt receipt
         if not self.receipts:
             return
-        idle = []
-        kept = []
-        pthread_mutex_lock(&self.client.acc.lock)
         for receipt in self.receipts:
-            (idle if receipt.idle() else kept).append(receipt)
-        pthread_mutex_unlock(&self.client.acc.lock)
-        self.receipts = kept
-        for receipt in idle:
-            receipt.release()
+            receipt.sweep()
+        self.receipts = [receipt for receipt in self.receipts if receipt.blocks]
 
     # ---- callbacks and waiting
 
-    cdef int wait_for_news(self, int64_t until_us) except -1:
-        """Sleeps until outcomes or events arrive, at most a slice; looks for Ctrl-C."""
+    cdef int wait_for_news(self, int64_t until_us, uint64_t seen) except -1:
+        """Sleeps until something has happened since `seen`, at most a slice; looks for Ctrl-C."""
         cdef accumulator_t* acc = &self.client.acc
         with nogil:
             pthread_mutex_lock(&acc.lock)
             acc.done_waiting += 1
-            if not self.client.stop:
+            if not self.client.stop and acc.news == seen:
                 fp_cond_wait_until(&acc.done, &acc.lock, min(until_us, fp_now_us() + SLICE_US))
             acc.done_waiting -= 1
             pthread_mutex_unlock(&acc.lock)
@@ -1859,20 +2016,22 @@ cdef class Runtime:
             pthread_cond_signal(&self.client.acc.work)
             pthread_mutex_unlock(&self.client.acc.lock)
 
-    def poll(self, double timeout=-1):
-        """Runs callbacks that are due; waits up to `timeout` seconds (-1 = for ever) for the first."""
+    cdef int64_t wait_and_dispatch(self, double timeout) except -1:
+        """poll()"""
         cdef int64_t until
         cdef int64_t served
+        cdef uint64_t seen
         if self.closed:
             raise RuntimeError("Producer has been closed")
         self.check_fork()
         served = self.dispatch()
         if served or timeout == 0:
             return served
-        until = INT64_MAX if timeout < 0 else fp_now_us() + <int64_t>(timeout * 1e6)
+        until = _until(timeout)
         while served == 0 and fp_now_us() < until and not self.closed:
+            seen = self.client.acc.news
             if self.client.acc.deliveries == NULL and self.client.events == NULL:
-                self.wait_for_news(until)
+                self.wait_for_news(until, seen)
             served = self.dispatch()
         return served
 
@@ -1881,7 +2040,8 @@ cdef class Runtime:
         cdef accumulator_t* acc = &self.client.acc
         cdef flusher_t flusher
         cdef flusher_t** link
-        cdef int64_t until = INT64_MAX if timeout < 0 else fp_now_us() + <int64_t>(timeout * 1e6)
+        cdef uint64_t seen
+        cdef int64_t until = _until(timeout)
         cdef bint idle
         self.check()
         memset(&flusher, 0, sizeof(flusher_t))
@@ -1898,15 +2058,15 @@ cdef class Runtime:
             pthread_mutex_unlock(&acc.lock)
         try:
             while True:
-                self.dispatch()
                 with nogil:
                     pthread_mutex_lock(&acc.lock)
-                    idle = flusher.remaining <= 0 and acc.deliveries == NULL
+                    idle = flusher.remaining <= 0
+                    seen = acc.news
                     pthread_mutex_unlock(&acc.lock)
+                self.dispatch()  # when all is done, this runs the last callbacks of what was flushed
                 if idle or fp_now_us() >= until or self.closed:
                     break
-                if acc.deliveries == NULL and self.client.events == NULL:
-                    self.wait_for_news(until)
+                self.wait_for_news(until, seen)
         finally:
             with nogil:
                 pthread_mutex_lock(&acc.lock)
@@ -1939,7 +2099,8 @@ cdef class Runtime:
         cdef client_t* client = self.client
         with nogil:
             pthread_mutex_lock(&client.acc.lock)
-            while client.sending and not client.stop:  # chunks that are in no list at this moment
+            # Some chunks may be in no list at this moment, or wait for a Python partitioner's choice.
+            while (client.sending or _is_routing(client)) and not client.stop:
                 client.acc.done_waiting += 1
                 fp_cond_wait_until(&client.acc.done, &client.acc.lock, fp_now_us() + 500)
                 client.acc.done_waiting -= 1
@@ -1949,6 +2110,12 @@ cdef class Runtime:
     def set_transaction(self, bint running):
         """Whether records may be produced now, for a transactional producer."""
         self.in_transaction = running
+        self.client.acc.failed = 0
+
+    @property
+    def failed(self):
+        """Records that failed since the transaction began."""
+        return self.client.acc.failed
 
     def settle_outcomes(self):
         """Publishes acknowledgements that arrived inside confluent-kafka's own calls."""
@@ -1986,21 +2153,20 @@ cdef class Runtime:
             return {}
         found = <topic_t*><size_t>self.topics[topic]
         counts = {}
-        pthread_mutex_lock(&self.client.acc.lock)
-        for i in range(found.lanes.size):
+        for i in range(found.lanes.size):  # lanes are never freed while the producer lives
             lane = found.lanes.lanes[i]
             if lane != NULL:
                 counts[i] = (
                     lane.settled_records - lane.failed_records, lane.settled_bytes - lane.failed_bytes,
                     lane.failed_records, queued_bytes(lane),
                 )
-        pthread_mutex_unlock(&self.client.acc.lock)
         return counts
 
     cdef int64_t dispatch(self) except -1:
         """Runs what is due. Every callback runs, though one raises; the first exception is raised at the end."""
         cdef client_t* client = self.client
         cdef chunk_t* chunk
+        cdef chunk_t* last
         cdef event_t* event
         cdef int64_t served = 0
         client.poller = PyThread_get_thread_ident()
@@ -2025,7 +2191,11 @@ cdef class Runtime:
             finally:
                 _drop_event(event)
             served += 1
-        while client.acc.deliveries != NULL:
+        pthread_mutex_lock(&client.acc.lock)
+        last = client.acc.last_delivery  # what comes while callbacks run is for the next call
+        pthread_mutex_unlock(&client.acc.lock)
+        chunk = NULL
+        while last != NULL and chunk != last and client.acc.deliveries != NULL:
             pthread_mutex_lock(&client.acc.lock)
             chunk = client.acc.deliveries
             if chunk != NULL:
@@ -2176,6 +2346,15 @@ cdef void _drop_lane_callbacks(lane_t* lane) noexcept:
         chunk = chunk.fly_next
 
 
+cdef bint _is_routing(client_t* client) noexcept nogil:
+    cdef topic_t* topic = client.acc.topics
+    while topic != NULL:
+        if topic.routing:
+            return True
+        topic = topic.next
+    return False
+
+
 cdef int _add_handle(client_t* client, void* handle, topic_t* topic) noexcept nogil:
     """Publishes a wider or equal table with one more topic; -1 when memory is short. The lock is held."""
     cdef handles_t* old = client.handles
@@ -2222,7 +2401,8 @@ cdef void _route_by_python(void* runtime, topic_t* topic) noexcept with gil:
     cdef slot_t* slot
     cdef int32_t* wanted
     cdef uint32_t i
-    available = [topic.available[n] for n in range(topic.available_count)]
+    cdef int moved
+    available = [topic.available[n] for n in range(topic.available_count)]  # only this thread changes it
     while not self.closed:
         pthread_mutex_lock(&acc.lock)
         chunk = topic.undecided.head
@@ -2250,9 +2430,39 @@ cdef void _route_by_python(void* runtime, topic_t* topic) noexcept with gil:
                     sys.unraisablehook(_Unraisable(error))
                     wanted[i] = 0x7ffffffd  # no such partition: the record fails with that error
         pthread_mutex_lock(&acc.lock)
-        route_undecided(acc, topic, wanted, chunk.count)
+        moved = route_undecided(acc, topic, wanted)
         pthread_mutex_unlock(&acc.lock)
         free(wanted)
+        if moved < 0:
+            return  # out of memory: the next metadata answer tries again
+
+
+# ---- methods of fastprod.Producer, compiled: a Python function in between would cost as much as the work
+
+def produce(self, topic, value=None, key=None, partition=-1, callback=None, on_delivery=None, timestamp=0, headers=None):
+    """Accepts a record and returns; it is sent in the background.
+
+    `value` and `key` are str, bytes, None or any contiguous buffer. `callback` (or `on_delivery`) is called as
+    `(error, message)` from `poll()` or `flush()`. Waits up to `max.block.ms` when `buffer.memory` is full, then
+    raises BufferFullError (a BufferError).
+    """
+    runtime = self._runtime
+    if runtime is None:
+        raise RuntimeError("Producer has been closed")
+    (<Runtime?>runtime).accept(topic, value, key, partition, callback, on_delivery, timestamp, headers)
+
+
+def poll(self, timeout=-1):
+    """Runs callbacks that are due, waiting up to `timeout` seconds (-1: for ever) for the first; how many ran."""
+    runtime = self._runtime
+    if runtime is None:
+        raise RuntimeError("Producer has been closed")
+    return (<Runtime?>runtime).wait_and_dispatch(-1 if timeout is None else timeout)
+
+
+def check_headers(headers):
+    """Raises what produce() would raise for such headers."""
+    _pack_headers(headers)
 
 
 def plugin_path():

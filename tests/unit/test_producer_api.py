@@ -856,7 +856,7 @@ def test_an_unknown_option_is_named() -> None:
 
 
 def test_a_bad_value_of_librdkafkas_is_named() -> None:
-    for option in ("compression.type", "acks", "partitioner", "max.in.flight.requests.per.connection"):
+    for option in ("compression.codec", "acks", "partitioner", "max.in.flight.requests.per.connection"):
         with pytest.raises(KafkaException, match=option.replace(".", r"\.")):
             Producer({"bootstrap.servers": "x", option: "nonsense"})
 
