@@ -17,19 +17,39 @@ Block = tuple[Column, Column, Column | None, Any, Any, Sequence[Any] | None, boo
 
 
 def blocks_of_columns(values: Any, keys: Any, partitions: Any, headers: Any, timestamps: Any) -> Iterator[Block]:
-    """Blocks of a call with separate columns; chunked ones are aligned."""
-    given = {"value": values, "key": keys, "partition": partitions, "headers": headers, "timestamp": timestamps}
-    if any(_is_arrow(column, "ChunkedArray") for column in given.values()):
-        import pyarrow as pa
-
-        count = len(values)
-        for name in ("partition", "timestamp"):
-            if isinstance(given[name], int):
-                given[name] = pa.array([given[name]] * count, pa.int64())
-        table = pa.table({name: column for name, column in given.items() if column is not None})
-        yield from blocks_of_table(table, False)
-    else:
+    """Blocks of a call with separate columns. Where some are chunked, a block is a chunk of the values."""
+    others = {"key": keys, "partition": partitions, "headers": headers, "timestamp": timestamps}
+    if not any(_is_arrow(column, "ChunkedArray") for column in (values, *others.values())):
         yield _block(values, keys, None, partitions, headers, timestamps)
+        return
+    for name, column in others.items():
+        if hasattr(column, "__len__") and not _is_one_for_all(column) and len(column) != len(values):
+            raise _uneven(name, len(column), len(values))
+    start = 0
+    for chunk in values.chunks if _is_arrow(values, "ChunkedArray") else [values]:
+        key, partition, header, timestamp = (_part(column, start, len(chunk)) for column in others.values())
+        yield _block(chunk, key, None, partition, header, timestamp)
+        start += len(chunk)
+
+
+def _is_one_for_all(column: Any) -> bool:
+    """Whether headers are given once, as a dict or a list of (name, value), and not per record."""
+    return isinstance(column, dict) or (isinstance(column, list) and bool(column) and isinstance(column[0], tuple))
+
+
+def _part(column: Any, start: int, count: int) -> Any:
+    """The elements that belong to a chunk of the values."""
+    if _is_arrow(column, "ChunkedArray"):
+        return column.slice(start, count).combine_chunks()
+    if _is_arrow(column, "Array"):
+        return column.slice(start, count)
+    if not hasattr(column, "__len__") or _is_one_for_all(column):
+        return column
+    return column[start : start + count]
+
+
+def _uneven(name: str, count: int, wanted: int) -> ValueError:
+    return ValueError(f"{count} {name.removesuffix('s')}s for {wanted} values: the columns must have the same length")
 
 
 def checked_table(source: Any, topic: str | None) -> Any:
@@ -90,7 +110,7 @@ def _column(source: Any, name: str, count: int | None = None) -> Column:
     if len(parts) != 1:
         raise TypeError(f"{name}s are chunked: make them a pyarrow.ChunkedArray")
     if count is not None and len(parts[0]) != count:
-        raise ValueError(f"{len(parts[0])} {name}s for {count} values: the columns must have the same length")
+        raise _uneven(name, len(parts[0]), count)
     return parts[0]
 
 
@@ -125,7 +145,9 @@ def _milliseconds(source: Any) -> Any:
         if pa.types.is_timestamp(source.type):
             return source.cast(pa.timestamp("ms", source.type.tz), safe=False).cast(pa.int64())
     elif getattr(getattr(source, "dtype", None), "kind", "") == "M":
-        return source.astype("datetime64[ms]").astype("int64")
+        milliseconds = source.astype("datetime64[ms]").astype("int64")
+        milliseconds[milliseconds == -(2**63)] = 0  # NaT, like None, means now
+        return milliseconds
     return source
 
 
@@ -133,7 +155,7 @@ def _headers(source: Any, count: int) -> Sequence[Any] | None:
     """Headers per record: a list, one dict for all, or an Arrow list of key/value structs."""
     if source is None:
         return None
-    if isinstance(source, dict) or (isinstance(source, list) and source and isinstance(source[0], tuple)):
+    if _is_one_for_all(source):
         return [source] * count
     if _is_arrow(source, "Array"):
         import pyarrow as pa
@@ -148,7 +170,7 @@ def _headers(source: Any, count: int) -> Sequence[Any] | None:
     if not isinstance(source, (list, tuple)):
         raise TypeError(f"headers must be a list, a dict or an Arrow array, not {type(source).__name__}")
     if len(source) != count:
-        raise ValueError(f"{len(source)} headers for {count} values: the columns must have the same length")
+        raise _uneven("headers", len(source), count)
     return source
 
 

@@ -28,8 +28,12 @@ cdef enum:
 
     PENDING = 0x7fffffff  # slot_t.state while the outcome is open
     MOVED = 0x7ffffffe    # the record went on to another chunk
+    EXPIRED = 0x7ffffffd  # timed out here, but librdkafka has not given it back yet
     BACKREF_BYTES = 12    # before a payload in the unassigned lane: its chunk and slot
     SIZE_CLASSES = 4
+    ERR_TIMED_OUT = -192  # librdkafka's codes for what ends a record here
+    ERR_UNKNOWN_PARTITION = -190
+    ERR_PURGED = -152
 
     LIST_NONE = 0
     LIST_LINGER = 1
@@ -49,7 +53,7 @@ ctypedef struct rich_t:       # follows the slot in chunks of records with callb
     int64_t timestamp         # ms; 0 = time of hand-over; after the acknowledgement what librdkafka used
     int64_t offset
     int64_t clock_us          # when produced; after the acknowledgement the latency
-    int32_t partition         # final partition
+    int32_t partition         # wanted, then final
     int32_t timestamp_type
 
 ctypedef struct failure_t:
@@ -159,7 +163,7 @@ ctypedef struct topic_t:
     topic_t* next
     lanes_t* lanes
     lane_t* undecided         # waits for metadata
-    lane_t* unassigned        # librdkafka's partitioner will decide
+    lane_t* unassigned        # librdkafka's partitioner decides: all records go here, in order
     int32_t partitions        # 0 = not known yet
     int32_t available_count
     int32_t* available        # owned: partitions with a leader
@@ -265,6 +269,10 @@ ctypedef struct headers_t:    # packed headers; `count` entries of two lengths, 
 ctypedef struct header_t:
     uint32_t name_size
     uint32_t value_size       # 0xffffffff = null
+
+cdef inline int32_t error_of(const slot_t* slot) noexcept nogil:
+    """The error code of a record whose outcome is known, 0 = acknowledged."""
+    return ERR_TIMED_OUT if slot.state == EXPIRED else slot.state
 
 cdef inline int64_t headers_wire(const record_t* record) noexcept nogil:
     return 1 if record.headers == NULL else (<const headers_t*>record.headers).wire

@@ -48,8 +48,6 @@ cdef enum:
     STRIKES = 10                          # rebuilds in a row that must find queues uneven
     CATCH_UP = 64                         # sticky bounds that a partition may be behind when they are even again
     START_US = 2000000                    # after which a lane's queue counts in any case
-    ERR_UNKNOWN_PARTITION = -190
-    ERR_PURGED = -152
 
 cdef uint32_t* CLASS_BYTES = [2048, 8192, 32768, 65536]  # whole allocations, header included
 
@@ -476,7 +474,7 @@ cdef int _place(accumulator_t* acc, lane_t* lane, record_t* record) noexcept nog
     cdef topic_t* topic = lane.topic
     cdef bint unassigned = lane == topic.unassigned
     cdef bint undecided = lane == topic.undecided
-    cdef bint single = record.headers != NULL or record.timestamp != 0
+    cdef bint single = record.headers != NULL or record.timestamp != 0 or (unassigned and record.partition >= 0)
     cdef bint rich = single or record.callback != NULL or (unassigned and record.block != NULL)
     cdef uint32_t stride = sizeof(slot_t) + (sizeof(rich_t) if rich else 0)
     cdef int64_t size = record.size if record.size > 0 else 0
@@ -543,7 +541,7 @@ cdef int _place(accumulator_t* acc, lane_t* lane, record_t* record) noexcept nog
         more.timestamp = record.timestamp
         more.offset = -1
         more.clock_us = 0
-        more.partition = lane.partition
+        more.partition = record.partition if unassigned else lane.partition
         more.timestamp_type = 0
         if record.callback != NULL:
             chunk.callbacks += 1
@@ -835,7 +833,9 @@ cdef int append(accumulator_t* acc, topic_t* topic, record_t* record, int32_t* p
     cdef int status
     cdef bint full, in_turn = False
     partition[0] = -1
-    if acc.policy == POLICY_LIBRDKAFKA and wanted < 0:
+    if acc.policy == POLICY_LIBRDKAFKA:
+        if topic.partitions and wanted >= topic.partitions:
+            return APPEND_UNKNOWN_PARTITION
         lane = topic.unassigned
     elif topic.partitions == 0 or (not acc.overdraft and (topic.undecided.head != NULL or topic.routing)):
         return _place(acc, topic.undecided, record)
@@ -1014,7 +1014,7 @@ cdef void publish(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
                     receipt_add_failure(
                         receipt,
                         slot.index,
-                        slot.state,
+                        error_of(slot),
                         rich_at(chunk, i).partition if chunk.rich else chunk.lane.partition,
                     )
                 elif chunk.lane == chunk.lane.topic.unassigned:

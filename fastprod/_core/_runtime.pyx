@@ -39,6 +39,7 @@ from fastprod._core._accumulator cimport (
     APPEND_TOO_LARGE,
     APPEND_UNKNOWN_PARTITION,
     BACKREF_BYTES,
+    EXPIRED,
     PENDING,
     POLICY_LIBRDKAFKA,
     POLICY_PYTHON,
@@ -56,6 +57,7 @@ from fastprod._core._accumulator cimport (
     count_settled,
     data_of,
     detach,
+    error_of,
     extent_t,
     fail_lane,
     fail_waiting,
@@ -300,14 +302,12 @@ cdef chunk_t* _find(lane_t* lane, const rd_kafka_message_t* message, uint32_t* i
                     index[0] = i
                     return chunk
         chunk = chunk.fly_next
-    # Not pending: the delivery timeout has already ended this record here.
     chunk = lane.fly_head
-    while chunk != NULL:
-        if chunk.returned < chunk.count:
-            for i in range(chunk.count):
-                if _is_record(chunk, slot_at(chunk, i), message):
-                    index[0] = i
-                    return chunk
+    while chunk != NULL:  # not pending: the delivery timeout has already ended this record here
+        for i in range(chunk.count):
+            if slot_at(chunk, i).state == EXPIRED and _is_record(chunk, slot_at(chunk, i), message):
+                index[0] = i
+                return chunk
         chunk = chunk.fly_next
     return NULL
 
@@ -341,6 +341,8 @@ cdef bint _settle(
                     more.timestamp = rdkafka.message_timestamp(message, <int*>&more.timestamp_type)
             if more.clock_us:
                 more.clock_us = fp_now_us() - more.clock_us
+    elif slot.state == EXPIRED:
+        slot.state = ERR__MSG_TIMED_OUT
     if chunk.returned == chunk.count:
         unlink_flying(lane, chunk)
         return True
@@ -366,10 +368,10 @@ cdef rd_kafka_resp_err_t _on_acknowledged(rd_kafka_t* rk, rd_kafka_message_t* me
     if topic == NULL or fp_is_handing_over():
         return 0
     lanes = <lanes_t*>fp_load_ptr(<void**>&topic.lanes)
-    if 0 <= message.partition < lanes.size:
-        lane = <lane_t*>fp_load_ptr(<void**>&lanes.lanes[message.partition])
-    if client.acc.policy == POLICY_LIBRDKAFKA and not _claims(lane, message):
+    if client.acc.policy == POLICY_LIBRDKAFKA:
         lane = topic.unassigned
+    elif 0 <= message.partition < lanes.size:
+        lane = <lane_t*>fp_load_ptr(<void**>&lanes.lanes[message.partition])
     if lane == NULL:
         return 0
     fp_spin_lock(&lane.spin)
@@ -382,18 +384,6 @@ cdef rd_kafka_resp_err_t _on_acknowledged(rd_kafka_t* rk, rd_kafka_message_t* me
     if last:
         _push_completed(client, chunk)
     return 0
-
-
-cdef bint _claims(lane_t* lane, const rd_kafka_message_t* message) noexcept nogil:
-    """With librdkafka's partitioner: was this record given to the lane by explicit partition?"""
-    cdef uint32_t i
-    cdef bint found
-    if lane == NULL or queued_records(lane) == 0:
-        return False
-    fp_spin_lock(&lane.spin)
-    found = _find(lane, message, &i) != NULL
-    fp_spin_unlock(&lane.spin)
-    return found
 
 
 cdef void _on_throttle(
@@ -602,7 +592,7 @@ cdef int _send_one(client_t* client, lane_t* lane, chunk_t* chunk, uint32_t i, i
     arguments[0].vtype = VTYPE_RKT
     arguments[0].u.rkt = <rd_kafka_topic_t*>lane.topic.handle
     arguments[1].vtype = VTYPE_PARTITION
-    arguments[1].u.i32 = lane.partition
+    arguments[1].u.i32 = lane.partition if more == NULL else more.partition
     arguments[2].vtype = VTYPE_MSGFLAGS
     arguments[2].u.i = 0
     arguments[3].vtype = VTYPE_VALUE
@@ -641,6 +631,7 @@ cdef bint _send_chunk(client_t* client, lane_t* lane, chunk_t* chunk) noexcept n
     """Gives a chunk to librdkafka; false when its queue is full and some of it is left."""
     cdef uint32_t i = chunk.sent, start, count = chunk.count, left
     cdef int64_t timestamp = 0
+    cdef rich_t* more
     cdef bint single
     cdef bint mixed = chunk.single
     if fp_now_us() - chunk.created_us > LATE_US:
@@ -658,7 +649,8 @@ cdef bint _send_chunk(client_t* client, lane_t* lane, chunk_t* chunk) noexcept n
         start = i
         single = timestamp != 0
         while i < count and not single:
-            single = rich_at(chunk, i).headers != NULL or rich_at(chunk, i).timestamp != 0
+            more = rich_at(chunk, i)
+            single = more.headers != NULL or more.timestamp != 0 or more.partition != lane.partition
             if not single:
                 i += 1
         if i > start:
@@ -711,7 +703,7 @@ cdef void _expire_flying(accumulator_t* acc, lane_t* lane, int64_t before_us) no
             for i in range(chunk.count):
                 slot = slot_at(chunk, i)
                 if slot.state == PENDING:
-                    slot.state = ERR__MSG_TIMED_OUT
+                    slot.state = EXPIRED
                     chunk.resolved += 1
                     chunk.failed += 1
                     count_settled(lane, slot, True)
@@ -1810,10 +1802,10 @@ cdef class Runtime:
         a list or None. A record that cannot be taken is noted in the receipt, the others go on.
         """
         cdef int64_t n = values.c.length, i = 0
-        cdef int32_t[::1] chosen = partitions
-        cdef int64_t[::1] times = timestamps
-        cdef int32_t* wanted = NULL
-        cdef int64_t* stamps = NULL
+        cdef const int32_t[::1] chosen = partitions
+        cdef const int64_t[::1] times = timestamps
+        cdef const int32_t* wanted = NULL
+        cdef const int64_t* stamps = NULL
         cdef topic_t* topic = NULL
         cdef Block block
         if n == 0:
@@ -1868,7 +1860,7 @@ cdef class Runtime:
         self.sweep()
 
     cdef int64_t submit_fast(
-        self, Receipt receipt, Block block, topic_t* topic, int32_t* wanted, int64_t* stamps, bint zero_copy,
+        self, Receipt receipt, Block block, topic_t* topic, const int32_t* wanted, const int64_t* stamps, bint zero_copy,
         int64_t start,
     ) except -1:
         """Appends without the GIL until something needs a closer look; returns the index of that record."""
@@ -1914,7 +1906,7 @@ cdef class Runtime:
         return i
 
     cdef int submit_one(
-        self, Receipt receipt, Block block, topic_t* topic, int32_t* wanted, int64_t* stamps, bint zero_copy,
+        self, Receipt receipt, Block block, topic_t* topic, const int32_t* wanted, const int64_t* stamps, bint zero_copy,
         int64_t i,
     ) except -1:
         """One record with everything checked and waited for. What is wrong with it goes into the receipt."""
@@ -2231,6 +2223,7 @@ cdef class Runtime:
         cdef rich_t* more
         cdef Message message
         cdef int64_t served = 0
+        cdef int32_t error_code
         cdef uint32_t i
         label = <object>topic.label
         while chunk.delivered < chunk.count:
@@ -2244,7 +2237,8 @@ cdef class Runtime:
             more.callback = NULL
             Py_DECREF(callback)
             fp_add64(&self.client.acc.callbacks_due, -1)
-            if self.only_errors and slot.state == 0:
+            error_code = error_of(slot)
+            if self.only_errors and error_code == 0:
                 continue
             message = Message.__new__(Message)
             message._topic = label
@@ -2254,12 +2248,12 @@ cdef class Runtime:
             message._offset = more.offset
             message._latency_us = more.clock_us
             message._headers = None if more.headers == NULL else more.headers[:(<const headers_t*>more.headers).size]
-            if slot.state == 0:
+            if error_code == 0:
                 message._error = None
                 message._timestamp = more.timestamp
                 message._timestamp_type = more.timestamp_type
             else:
-                message._error = KafkaError(slot.state)
+                message._error = KafkaError(error_code)
                 message._timestamp = -1
                 message._timestamp_type = 0
             served += 1

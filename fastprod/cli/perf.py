@@ -208,9 +208,6 @@ def perf(
             report = _head(load, conf, target, record_size, keys, rounds, mock=not given_brokers)
             for finished in _run(load, conf, target, modes, rounds, rivals):
                 done.append(finished)
-                if not rivals and form == "text":
-                    prefix = f"{finished.mode}: " if len(modes) > 1 else ""
-                    click.echo(prefix + summary_line(finished, record_size))
                 if finished.interrupted:
                     raise KeyboardInterrupt
     except KeyboardInterrupt:
@@ -297,7 +294,9 @@ def _progress(total: int) -> Iterator[Callable[[int], None]]:
         yield _nothing
         return
     columns = (TextColumn("records"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, auto_refresh=False, transient=True) as progress:
+    with Progress(
+        *columns, console=console, auto_refresh=False, transient=True, redirect_stdout=False
+    ) as progress:
         task = progress.add_task("", total=total)
         drawn = 0.0
 
@@ -368,7 +367,11 @@ def _show(
         report["summary"] = rows
         report["interrupted"] = interrupted
         click.echo(json.dumps(report, indent=2))
-    elif rivals and rows:
+    elif not rivals:
+        several = len({one.mode for one in done}) > 1
+        for one in done:
+            click.echo((f"{one.mode}: " if several else "") + summary_line(one, record_size))
+    elif rows:
         # Off a terminal there is no width to keep to.
         console = Console() if sys.stdout.isatty() else Console(width=140)
         console.print(_throughput_table(rows) if rate is None else _latency_table(rows))

@@ -889,7 +889,7 @@ def test_a_large_call_streams_through_though_a_callback_waits(
 def test_a_large_arrow_table_streams_through(cluster: MockCluster, make: Callable[..., Producer]) -> None:
     producer = make(buffer_memory=200_000)
     table = pa.table(
-        {"value": [b"%07d" % n * 10 for n in range(20_000)], "key": ["k%d" % (n % 9) for n in range(20_000)]}
+        {"value": [b"%07d" % n * 10 for n in range(20_000)], "key": [f"k{n % 9}" for n in range(20_000)]}
     )
     done(producer.produce_arrow(table, "t"), 20_000)
     by_key: dict[bytes, list[bytes]] = {}

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -362,6 +363,26 @@ def test_a_topic_that_cannot_be_created(monkeypatch):
         result = perf("-b", mock.bootstrap_servers, "-t", "missing")
     assert result.exit_code == 2
     assert "there is no topic 'missing'" in result.stderr
+
+
+def test_a_missing_topic_is_created(monkeypatch):
+    with MockClusterProcess(1) as mock:
+
+        class Admin(_load.AdminClient):
+            def create_topics(self, new_topics, **arguments):
+                (topic,) = new_topics
+                assert topic.replication_factor == -1  # as the broker has it
+                mock.create_topic(topic.topic, topic.num_partitions)
+                answer = Future()
+                answer.set_result(None)
+                return {topic.topic: answer}
+
+        monkeypatch.setattr(_load, "AdminClient", Admin)
+        report = perf_json(
+            "-b", mock.bootstrap_servers, "-t", "new", "--partitions", "6", "--num-records", "10"
+        )
+        assert report["cluster"]["partitions"] == 6
+        assert len(mock.watermarks("new")) == 6
 
 
 @pytest.mark.parametrize("mode", _load.MODES)
