@@ -216,12 +216,14 @@ class Producer(confluent_kafka.Producer):
                     True,
                 )
             )
-        if runtime.failed:
+        failed, first_error = runtime.failures()
+        if failed:
             # librdkafka has not seen those that failed before they reached it, and would commit the rest.
             raise confluent_kafka.KafkaException(
                 KafkaError(
                     KafkaError._INCONSISTENT,
-                    f"{runtime.failed} records of the transaction failed; call abort_transaction()",
+                    f"{failed} records of the transaction failed, the first with "
+                    f"«{KafkaError(first_error).str()}»; call abort_transaction()",
                     False,
                     False,
                     True,

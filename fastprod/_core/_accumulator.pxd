@@ -256,6 +256,7 @@ ctypedef struct accumulator_t:
     # counters
     uint64_t news             # grows whenever somebody who waits on `done` should look again
     int64_t failed            # records that failed since it was last set to 0: transactions ask
+    int32_t first_error       # why the first of them did
     int64_t records           # accepted, outcome open
     int64_t lanes_opened
     random_t random

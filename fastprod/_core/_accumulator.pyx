@@ -985,6 +985,14 @@ cdef void _count_new_chunks(accumulator_t* acc, uint32_t epoch, int64_t chunks) 
 
 # ------------------------------------------------------------------------------------------------------ outcomes
 
+cdef int32_t _first_error(chunk_t* chunk) noexcept nogil:
+    cdef uint32_t i
+    for i in range(chunk.count):
+        if slot_at(chunk, i).state != 0 and slot_at(chunk, i).state != MOVED:
+            return error_of(slot_at(chunk, i))
+    return 0
+
+
 cdef void publish(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
     """Makes the outcomes of a chunk known: to its receipt, to flush, and to the callbacks' queue."""
     cdef flusher_t* flusher = acc.flushers
@@ -996,8 +1004,11 @@ cdef void publish(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
     chunk.published = 1
     acc.live_chunks -= 1
     acc.records -= records
-    acc.failed += chunk.failed
     acc.news += 1
+    if chunk.failed:
+        if acc.failed == 0:
+            acc.first_error = _first_error(chunk)
+        acc.failed += chunk.failed
     while flusher != NULL:
         if chunk.epoch <= flusher.epoch:
             flusher.remaining -= 1
@@ -1036,6 +1047,8 @@ cdef void publish(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
             acc.deliveries = chunk
         acc.last_delivery = chunk
         fp_add64(&acc.callbacks_due, chunk.callbacks)
+        if acc.waiters != NULL:  # it may be in vain to wait now: see Runtime.append_slowly
+            pthread_cond_signal(&acc.waiters.wake)
     if acc.done_waiting:
         pthread_cond_broadcast(&acc.done)
 

@@ -480,8 +480,14 @@ cdef void _publish_completed(client_t* client) noexcept nogil:
 
 
 cdef void _on_queue(rd_kafka_t* rk, void* opaque) noexcept nogil:
-    """librdkafka's queue is no longer empty; runs on its threads."""
+    """librdkafka's queue is no longer empty; runs on its threads.
+
+    If somebody waits for outcomes they are published here and now: through the sender they would come one thread
+    switch later.
+    """
     cdef client_t* client = <client_t*>opaque
+    if client.acc.done_waiting:
+        _publish_completed(client)
     pthread_mutex_lock(&client.acc.lock)
     client.news = True
     if client.acc.sender_waiting:
@@ -762,7 +768,7 @@ cdef void* _sender(void* argument) noexcept nogil:
             _drain(client)
             pthread_mutex_lock(&acc.lock)
         lane = next_ready(acc, now)
-        if lane == NULL and client.news:
+        if lane == NULL and (client.news or client.stop):
             continue
         if lane == NULL:
             now = next_deadline(acc, now)
@@ -2104,10 +2110,9 @@ cdef class Runtime:
         self.in_transaction = running
         self.client.acc.failed = 0
 
-    @property
-    def failed(self):
-        """Records that failed since the transaction began."""
-        return self.client.acc.failed
+    def failures(self):
+        """(how many records failed since the transaction began, the first one's error code)"""
+        return self.client.acc.failed, self.client.acc.first_error
 
     def settle_outcomes(self):
         """Publishes acknowledgements that arrived inside confluent-kafka's own calls."""

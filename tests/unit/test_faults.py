@@ -1045,26 +1045,6 @@ def test_callbacks_that_nobody_runs_fill_the_buffer_and_poll_frees_it(
     assert producer.flush(30) == 0
 
 
-def test_a_full_buffer_of_due_callbacks_is_told_without_delay(make: Callable[..., Producer]) -> None:
-    producer = make(buffer_memory=100_000)
-    warm(producer)
-    waits = []
-    for _ in range(10):
-        fill(producer, on_delivery=lambda *_: None)
-        start = time.monotonic()
-        producer.poll(0)
-        count = 0
-        while count < 50:
-            try:
-                producer.produce("t", b"x" * 1000, on_delivery=lambda *_: None)
-                count += 1
-            except BufferFullError:
-                producer.poll(0)
-        waits.append(time.monotonic() - start)
-        producer.flush(30)
-    assert sorted(waits)[5] < 0.09, "every full buffer costs a time slice"
-
-
 def test_a_poll_loop_keeps_a_small_buffer_going(cluster: MockCluster, make: Callable[..., Producer]) -> None:
     producer = make(buffer_memory=100_000)
     outcomes = Outcomes()

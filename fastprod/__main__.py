@@ -1,0 +1,5 @@
+"""`python -m fastprod` is the command `fastprod`."""
+
+from fastprod.cli import main
+
+main()
