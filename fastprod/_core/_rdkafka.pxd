@@ -189,6 +189,7 @@ cdef struct rdkafka_api:
         rd_kafka_queue_t*, void (*)(rd_kafka_t*, void*) noexcept nogil, void*) noexcept nogil
     int (*event_type)(const rd_kafka_event_t*) noexcept nogil
     void (*event_destroy)(rd_kafka_event_t*) noexcept nogil
+    const rd_kafka_message_t* (*event_message_next)(rd_kafka_event_t*) noexcept nogil
     rd_kafka_resp_err_t (*event_error)(rd_kafka_event_t*) noexcept nogil
     const char* (*event_error_string)(rd_kafka_event_t*) noexcept nogil
     int (*event_error_is_fatal)(rd_kafka_event_t*) noexcept nogil

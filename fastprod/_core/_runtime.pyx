@@ -1,16 +1,18 @@
 """The producer runtime: the link to a confluent-kafka client, its threads, and what Python calls.
 
     produce()          caller's thread      copies the record into its lane
-    sender             C thread, no GIL     gives ready chunks to librdkafka, watches linger and timeouts, frees
-                                            librdkafka's messages, publishes outcomes, keeps events for poll()
-    on_acknowledged    librdkafka's threads marks the record's slot, nothing else
+    sender             C thread, no GIL     gives ready chunks to librdkafka, watches linger and timeouts; takes
+                                            librdkafka's delivery reports, publishes outcomes, keeps events
     scout              C thread             asks for metadata; takes the GIL only for a Python partitioner
-    poll(), flush()    caller's thread      run callbacks
+    poll(), flush()    caller's thread      run callbacks; while they wait they also take delivery reports
+
+librdkafka's main queue is read as events, so confluent-kafka's own callbacks (which need its poll() on the stack)
+never run, and nothing of this needs the GIL. Inside a transaction confluent-kafka reads that queue itself; there an
+interceptor on librdkafka's threads tells us the outcomes instead. It is not used otherwise: the broker thread is
+the first to be busy, and this work is better done elsewhere.
 
 Lock order: the GIL, then `accumulator_t.lock`, then a lane's leaf lock. librdkafka is never called with one of
-ours held, so its callbacks may take them; on_acknowledged takes the leaf lock only.
-
-Sending and freeing are one thread's job because malloc is at its best when the thread that allocated frees.
+ours held, so its callbacks may take them. No Python object is made under `accumulator_t.lock`.
 """
 
 import operator
@@ -198,7 +200,7 @@ ctypedef struct client_t:
     rd_kafka_t* rk              # owned by the confluent_kafka.Producer
     rd_kafka_queue_t* queue     # its main queue
     handles_t* handles
-    void* completed             # stack of chunks that librdkafka has given back entirely
+    void* completed             # stack of chunks that librdkafka has given back entirely, not yet published
     rd_kafka_message_t* scratch # the sender's
     pthread_t sender
     pthread_t scout
@@ -215,6 +217,7 @@ ctypedef struct client_t:
     int64_t propagation_us      # how long a topic may stay unknown
     void* runtime               # the Runtime, for a Python partitioner
     bint python_partitioner
+    bint transactional
 
 cdef int fork_generation = 0
 
@@ -248,6 +251,8 @@ cdef rd_kafka_resp_err_t _on_new(
     rd_kafka_t* rk, const rd_kafka_conf_t* conf, void* opaque, char* errstr, size_t errstr_size
 ) noexcept nogil:
     (<client_t*>opaque).rk = rk
+    if not (<client_t*>opaque).transactional:
+        return 0
     return rdkafka.interceptor_add_on_acknowledgement(rk, b"fastprod", _on_acknowledged, opaque)
 
 
@@ -357,23 +362,29 @@ cdef void _push_completed(client_t* client, chunk_t* chunk) noexcept nogil:
 
 
 cdef rd_kafka_resp_err_t _on_acknowledged(rd_kafka_t* rk, rd_kafka_message_t* message, void* opaque) noexcept nogil:
-    """Runs on librdkafka's threads, some with its locks held: leaf lock and atomics only."""
-    cdef client_t* client = <client_t*>opaque
+    """Transactional producers only. Runs on librdkafka's threads, some with its locks held."""
+    if not fp_is_handing_over():
+        _acknowledge(<client_t*>opaque, message)
+    return 0
+
+
+cdef void _acknowledge(client_t* client, const rd_kafka_message_t* message) noexcept nogil:
+    """Notes a record's outcome. Takes the lane's leaf lock only."""
     cdef topic_t* topic = _topic_of(client, message.rkt)
     cdef lanes_t* lanes
     cdef lane_t* lane = NULL
     cdef chunk_t* chunk
     cdef uint32_t i = 0
     cdef bint last = False
-    if topic == NULL or fp_is_handing_over():
-        return 0
+    if topic == NULL:
+        return
     lanes = <lanes_t*>fp_load_ptr(<void**>&topic.lanes)
     if client.acc.policy == POLICY_LIBRDKAFKA:
         lane = topic.unassigned
     elif 0 <= message.partition < lanes.size:
         lane = <lane_t*>fp_load_ptr(<void**>&lanes.lanes[message.partition])
     if lane == NULL:
-        return 0
+        return
     fp_spin_lock(&lane.spin)
     chunk = _find(lane, message, &i)
     if chunk != NULL:
@@ -383,7 +394,6 @@ cdef rd_kafka_resp_err_t _on_acknowledged(rd_kafka_t* rk, rd_kafka_message_t* me
         fp_store64(&lane.progress_us, fp_now_us())
     if last:
         _push_completed(client, chunk)
-    return 0
 
 
 cdef void _on_throttle(
@@ -480,29 +490,33 @@ cdef void _publish_completed(client_t* client) noexcept nogil:
 
 
 cdef void _on_queue(rd_kafka_t* rk, void* opaque) noexcept nogil:
-    """librdkafka's queue is no longer empty; runs on its threads.
-
-    If somebody waits for outcomes they are published here and now: through the sender they would come one thread
-    switch later.
-    """
+    """librdkafka's queue is no longer empty; runs on its threads. Whoever waits first empties it."""
     cdef client_t* client = <client_t*>opaque
-    if client.acc.done_waiting:
-        _publish_completed(client)
     pthread_mutex_lock(&client.acc.lock)
     client.news = True
+    if client.acc.done_waiting:
+        pthread_cond_broadcast(&client.acc.done)
     if client.acc.sender_waiting:
         pthread_cond_signal(&client.acc.work)
     pthread_mutex_unlock(&client.acc.lock)
 
 
 cdef void _drain(client_t* client) noexcept nogil:
-    """Empties librdkafka's queue: frees delivered messages, keeps what is for the user's callbacks."""
-    cdef rd_kafka_event_t* event = rdkafka.queue_poll(client.queue, 0)
+    """Empties librdkafka's queue: notes outcomes, frees messages, keeps what is for the user's callbacks."""
+    cdef rd_kafka_event_t* event
+    cdef const rd_kafka_message_t* message
     cdef event_t* kept
     cdef int kind
+    client.news = False  # first: what comes from here on sets it again
+    event = rdkafka.queue_poll(client.queue, 0)
     while event != NULL:
         kind = rdkafka.event_type(event)
         kept = NULL
+        if kind == EVENT_DR and not client.transactional:
+            message = rdkafka.event_message_next(event)
+            while message != NULL:
+                _acknowledge(client, message)
+                message = rdkafka.event_message_next(event)
         if kind == EVENT_ERROR or kind == EVENT_STATS or kind == EVENT_LOG:
             kept = <event_t*>calloc(1, sizeof(event_t))
         if kept != NULL:
@@ -763,7 +777,6 @@ cdef void* _sender(void* argument) noexcept nogil:
             if _look_for_stuck(client, now):
                 pthread_cond_signal(&client.scout_wake)
         if client.news or fp_load_ptr(&client.completed) != NULL:
-            client.news = False
             pthread_mutex_unlock(&acc.lock)
             _drain(client)
             pthread_mutex_lock(&acc.lock)
@@ -1382,6 +1395,7 @@ cdef class Runtime:
         self.max_block_us = <int64_t>(settings.max_block_ms * 1000)
         self.max_record_bytes = settings.max_record_bytes
         self.transactional = settings.transactional
+        self.client.transactional = settings.transactional
         self.topics = {}
         self.last_name = object()  # no topic yet
         self.receipts = []
@@ -1451,7 +1465,7 @@ cdef class Runtime:
         """
         cdef client_t* client = self.client
         cdef topic_t* topic
-        cdef int64_t left
+        cdef int64_t left, until
         self.closed = True
         with nogil:
             pthread_mutex_lock(&client.acc.lock)
@@ -1466,13 +1480,20 @@ cdef class Runtime:
                 pthread_join(client.scout, NULL)
             client.threads = 0
             rdkafka.queue_cb_event_enable(client.queue, NULL, NULL)
-            _drain(client)
+            _drain(client)  # what was left to do when the sender stopped
             pthread_mutex_lock(&client.acc.lock)
             left = client.acc.records
             fail_waiting(&client.acc, ERR__PURGE_QUEUE, INT64_MAX)
             pthread_mutex_unlock(&client.acc.lock)
-            if client.rk != NULL:  # also what the delivery timeout has ended here but librdkafka still has
-                rdkafka.purge(client.rk, PURGE_F_QUEUE | PURGE_F_INFLIGHT | PURGE_F_NON_BLOCKING)
+            # Also what the delivery timeout has ended here but librdkafka still has.
+            rdkafka.purge(client.rk, PURGE_F_QUEUE | PURGE_F_INFLIGHT | PURGE_F_NON_BLOCKING)
+            until = fp_now_us() + 2000000
+            while client.acc.live_chunks and fp_now_us() < until:
+                _drain(client)
+                pthread_mutex_lock(&client.acc.lock)
+                if client.acc.live_chunks:
+                    fp_cond_wait_until(&client.acc.done, &client.acc.lock, fp_now_us() + 2000)
+                pthread_mutex_unlock(&client.acc.lock)
             topic = client.acc.topics
             while topic != NULL:
                 rdkafka.topic_destroy(<rd_kafka_topic_t*>topic.handle)
@@ -1997,10 +2018,12 @@ cdef class Runtime:
         with nogil:
             pthread_mutex_lock(&acc.lock)
             acc.done_waiting += 1
-            if not self.client.stop and acc.news == seen:
+            if not self.client.stop and not self.client.news and acc.news == seen:
                 fp_cond_wait_until(&acc.done, &acc.lock, min(until_us, fp_now_us() + SLICE_US))
             acc.done_waiting -= 1
             pthread_mutex_unlock(&acc.lock)
+            if self.client.news and not self.client.stop:
+                _drain(self.client)  # sooner than through the sender
         PyErr_CheckSignals()
         return 0
 
@@ -2090,7 +2113,7 @@ cdef class Runtime:
         if flags & (PURGE_F_QUEUE | PURGE_F_INFLIGHT):
             with nogil:
                 rdkafka.purge(self.client.rk, flags)
-                _publish_completed(self.client)
+                _drain(self.client)
 
     def drop_waiting(self):
         """Ends what has not been handed to librdkafka, with the error code for purged records."""
