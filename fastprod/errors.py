@@ -7,11 +7,11 @@ class BufferFullError(BufferError):
     """No room in `buffer.memory` within `max.block.ms`. Nothing was accepted: poll or wait, then produce again."""
 
 
-class RecordError(KafkaException, ValueError):  # type: ignore[misc]
+class RecordError(KafkaException, ValueError):
     """One record cannot be accepted; `args[0]` is the KafkaError."""
 
 
-class ConfigError(KafkaException, ValueError):  # type: ignore[misc]
+class ConfigError(KafkaException, ValueError):
     """A configuration value is not usable; `args[0]` is the KafkaError."""
 
 

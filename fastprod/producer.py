@@ -46,8 +46,7 @@ class Producer(confluent_kafka.Producer):
             raise TypeError("expected configuration dict")
         settings, conf = _config.split({**(args[0] if args else {}), **kwargs}, plugin_path())
         runtime = Runtime(settings)
-        base = super()
-        runtime.attach(lambda: base.__init__(conf))
+        runtime.attach(lambda: confluent_kafka.Producer.__init__(self, conf))
         self._runtime = runtime
         _live.add(self)
 

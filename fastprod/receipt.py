@@ -19,7 +19,7 @@ class Record(NamedTuple):
 class FailedRecord(NamedTuple):
     """A record without acknowledgement: its position in the call, the reason, and the record itself."""
 
-    index: int
+    index: int  # type: ignore[assignment]
     error: KafkaError | Exception
     record: Record | None
 

@@ -221,9 +221,7 @@ class _PythonRunner(Runner):
         troubles: list[KafkaError] = []
         producer = self.connect({**conf, "error_cb": troubles.append})
         try:
-            sender = _Sender(
-                producer, load.topic, self.bulk(call, producer, load.topic) if mode == "bulk" else None
-            )
+            sender = _Sender(producer, load.topic, self.bulk(call, producer, load.topic) if mode == "bulk" else None)
             warmup = sender.open_connections(load, partitions, mode)
             blocks = sender.prepare(load.blocks())
             sender.outcomes = outcomes = Outcomes()
@@ -325,9 +323,7 @@ def _produce_each(
     values, keys = block
     for start in range(0, len(values), poll_every):
         part = values[start : start + poll_every]
-        names: Sequence[bytes | None] = (
-            [None] * len(part) if keys is None else keys[start : start + poll_every]
-        )
+        names: Sequence[bytes | None] = [None] * len(part) if keys is None else keys[start : start + poll_every]
         if on_delivery is None:
             for value, key in zip(part, names, strict=True):
                 try:
@@ -391,9 +387,7 @@ class _Sender:
         else:
             self._unpaced(mode, blocks, load.latency, advance)
 
-    def _unpaced(
-        self, mode: str, blocks: Sequence[tuple[Block, Any]], latency: bool, advance: Advance
-    ) -> None:
+    def _unpaced(self, mode: str, blocks: Sequence[tuple[Block, Any]], latency: bool, advance: Advance) -> None:
         for block, ready in blocks:
             if mode == "callback":
                 outcome = self.outcomes.measure if latency else self.outcomes.count
@@ -555,9 +549,7 @@ def full_configuration(given: Mapping[str, Any]) -> dict[str, Any]:
 def for_librdkafka(conf: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration without the options that only fastprod knows."""
     theirs = _config.split(conf, "")[1]
-    return {
-        name: value for name, value in conf.items() if name in theirs or name == "delivery.report.only.error"
-    }
+    return {name: value for name, value in conf.items() if name in theirs or name == "delivery.report.only.error"}
 
 
 # ---- the topic
@@ -582,9 +574,7 @@ class Target:
             deadline = time.monotonic() + CONNECT_S
             while not self.partitions:
                 if time.monotonic() > deadline:
-                    raise Unreachable(
-                        f"topic {self.topic!r} was created at {self.address} but has no leaders"
-                    )
+                    raise Unreachable(f"topic {self.topic!r} was created at {self.address} but has no leaders")
                 time.sleep(0.05)
                 self._look()
 
@@ -594,9 +584,7 @@ class Target:
         except KafkaException as error:
             self._admin.poll(0)
             reason = self._troubles[0].str() if self._troubles else error.args[0].str()
-            raise Unreachable(
-                f"no broker answers at {self.address} within {CONNECT_S:g} s ({reason})"
-            ) from None
+            raise Unreachable(f"no broker answers at {self.address} within {CONNECT_S:g} s ({reason})") from None
         leaders = [] if found is None else [part.leader for part in found.partitions.values()]
         self.partitions = len(leaders) if min(leaders, default=-1) >= 0 else 0
 

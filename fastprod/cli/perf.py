@@ -129,9 +129,7 @@ def _rate(ctx: click.Context, param: click.Parameter, value: float) -> float | N
     help="bulk: whole columns of records a call; single: a call per record; callback: a call per record with "
     "on_delivery. Repeatable. Default: bulk; all with --compare; callback with --throughput.",
 )
-@click.option(
-    "--rounds", type=click.IntRange(1), help="Runs per client and mode. Default: 5 with --compare, else 1."
-)
+@click.option("--rounds", type=click.IntRange(1), help="Runs per client and mode. Default: 5 with --compare, else 1.")
 @click.option(
     "--compare",
     "rivals",
@@ -263,12 +261,7 @@ def _run(
     rivals: Sequence[_load.Runner],
 ) -> Iterator[Round]:
     """Rounds in turns: every mode and client once, then all again."""
-    runs = [
-        (mode, runner, call)
-        for mode in modes
-        for runner in (_load.OURS, *rivals)
-        for call in runner.calls[mode]
-    ]
+    runs = [(mode, runner, call) for mode in modes for runner in (_load.OURS, *rivals) for call in runner.calls[mode]]
     with _progress(load.records * len(runs) * rounds) as advance:
         for _ in range(rounds):
             for mode, runner, call in runs:
@@ -294,9 +287,7 @@ def _progress(total: int) -> Iterator[Callable[[int], None]]:
         yield _nothing
         return
     columns = (TextColumn("records"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(
-        *columns, console=console, auto_refresh=False, transient=True, redirect_stdout=False
-    ) as progress:
+    with Progress(*columns, console=console, auto_refresh=False, transient=True, redirect_stdout=False) as progress:
         task = progress.add_task("", total=total)
         drawn = 0.0
 
@@ -426,15 +417,12 @@ def _summarise(done: Sequence[Round]) -> list[dict[str, Any]]:
         latencies = [found for one in members if (found := one.latency()) is not None]
         if latencies:
             row["latency_ms"] = {
-                name: _spread([found[name] for found in latencies])
-                for name in ("avg", "max", *_load.PERCENTILES)
+                name: _spread([found[name] for found in latencies]) for name in ("avg", "max", *_load.PERCENTILES)
             }
         if client != _load.OURS.name:
             ours = groups[mode, _load.OURS.name, _load.OURS.calls[mode][0]]
             turns = list(zip(ours, members, strict=False))  # an interrupted run may lack the last
-            row["throughput_ratio"] = _spread(
-                [mine.rate / theirs.rate for mine, theirs in turns if theirs.rate]
-            )
+            row["throughput_ratio"] = _spread([mine.rate / theirs.rate for mine, theirs in turns if theirs.rate])
             row["cpu_ratio"] = _spread([theirs.cpu_us / max(mine.cpu_us, 1e-9) for mine, theirs in turns])
         rows.append(row)
     return rows
@@ -471,9 +459,7 @@ def _throughput_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _latency_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(
-        caption="latency in ms from handing in to the delivery callback; median (min..max) of the rounds"
-    )
+    table = Table(caption="latency in ms from handing in to the delivery callback; median (min..max) of the rounds")
     for title in ("mode", "client"):
         table.add_column(title, no_wrap=True)
     for title in ("records/s", "50th", "95th", "99th", "99.9th", "CPU us/record"):

@@ -67,9 +67,7 @@ API_KEYS = {  # the requests that mock brokers answer
 }
 API_NAMES = {key: name for name, key in API_KEYS.items()}
 ERROR_CODES: dict[str, int] = {
-    name: code
-    for name, code in vars(KafkaError).items()
-    if isinstance(code, int) and name.lstrip("_").isupper()
+    name: code for name, code in vars(KafkaError).items() if isinstance(code, int) and name.lstrip("_").isupper()
 }
 TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
@@ -132,15 +130,11 @@ class _Cluster(ABC):
         count = len(self.brokers)
         copies = min(3, count) if replication_factor is None else replication_factor
         if not TOPIC_NAME.fullmatch(name):
-            raise ValueError(
-                f"topic name {name!r} is not 1 to 249 of the characters a-z, A-Z, 0-9, '.', '_' and '-'"
-            )
+            raise ValueError(f"topic name {name!r} is not 1 to 249 of the characters a-z, A-Z, 0-9, '.', '_' and '-'")
         if partitions < 1:
             raise ValueError(f"topic {name!r} needs at least 1 partition, not {partitions}")
         if not 1 <= copies <= count:
-            raise ValueError(
-                f"replication_factor={copies} does not fit a cluster of {count}; give 1 to {count}"
-            )
+            raise ValueError(f"replication_factor={copies} does not fit a cluster of {count}; give 1 to {count}")
         code = self._call("create_topic", name, partitions, copies)
         if code == KafkaError.TOPIC_ALREADY_EXISTS:
             raise ValueError(f"topic {name!r} exists already; choose another name")
@@ -154,9 +148,7 @@ class _Cluster(ABC):
         """Move a partition to another leader, or leave it without one (broker None or -1)."""
         self._require(topic, partition)
         target = ALL if broker == ALL else self._broker(broker)
-        self._done(
-            self._call("set_leader", topic, partition, target), f"move {topic} [{partition}] to {broker}"
-        )
+        self._done(self._call("set_leader", topic, partition, target), f"move {topic} [{partition}] to {broker}")
 
     def leader_of(self, topic: str, partition: int, *, timeout: float = 30.0) -> int | None:
         """The broker that leads a partition, as the metadata tells clients, or None if there is none."""
@@ -207,9 +199,7 @@ class _Cluster(ABC):
             self._done(code, f"push errors to broker {broker}")
             return
         if rtt_ms:
-            raise ValueError(
-                f"rtt_ms={rtt_ms} needs broker=...; only a single broker's answers can be delayed here"
-            )
+            raise ValueError(f"rtt_ms={rtt_ms} needs broker=...; only a single broker's answers can be delayed here")
         deaf = sorted(number for number, known in self._own_errors if known == key)
         if deaf:
             # Its own list, even once empty, hides the cluster's from a broker.
@@ -381,9 +371,7 @@ class MockCluster(_Cluster):
         rtt_ms: how late every answer is, see `set_rtt`.
     """
 
-    def __init__(
-        self, brokers: int = 3, *, topics: Mapping[str, int] | None = None, rtt_ms: int | None = None
-    ) -> None:
+    def __init__(self, brokers: int = 3, *, topics: Mapping[str, int] | None = None, rtt_ms: int | None = None) -> None:
         self._native = _mock.Cluster(_broker_count(brokers))
         self._closed = False
         self.bootstrap_servers = self._native.bootstrap_servers
@@ -408,9 +396,7 @@ class MockClusterProcess(_Cluster):
     methods are those of `MockCluster`.
     """
 
-    def __init__(
-        self, brokers: int = 3, *, topics: Mapping[str, int] | None = None, rtt_ms: int | None = None
-    ) -> None:
+    def __init__(self, brokers: int = 3, *, topics: Mapping[str, int] | None = None, rtt_ms: int | None = None) -> None:
         self._lock = threading.Lock()
         self._owner = os.getpid()
         self._sent = 0
@@ -445,9 +431,7 @@ class MockClusterProcess(_Cluster):
             )
         with self._lock:
             if self._closed:
-                raise RuntimeError(
-                    "this mock cluster is closed; use it inside its with block, or before close()"
-                )
+                raise RuntimeError("this mock cluster is closed; use it inside its with block, or before close()")
             return self._ask(operation, arguments)
 
     def _ask(self, operation: str, arguments: Iterable[Any]) -> Any:

@@ -53,9 +53,9 @@ def test_no_overflow_at_two_to_the_thirty() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(queues=[1, -2]), "-2"),
-        (dict(queues=[1], exclude=[3]), r"\[3\]"),
-        (dict(queues=[1, 2], length=3), "length"),
+        ({"queues": [1, -2]}, "-2"),
+        ({"queues": [1], "exclude": [3]}, r"\[3\]"),
+        ({"queues": [1, 2], "length": 3}, "length"),
     ],
 )
 def test_bad_queues_are_named(arguments: dict, message: str) -> None:

@@ -320,9 +320,7 @@ def test_integers_out_of_range_are_refused(producer: Producer) -> None:
 def test_keys_go_where_java_puts_them(cluster: MockCluster, producer: Producer) -> None:
     keys = [b"", b"a", b"\xff\x00"] + [b"key-%d" % n for n in range(500)]
     done(producer.produce_many("t", [b"v"] * len(keys), keys=keys), len(keys))
-    assert {r.key(): r.partition() for r in cluster.records("t")} == {
-        key: java_partition(key) for key in keys
-    }
+    assert {r.key(): r.partition() for r in cluster.records("t")} == {key: java_partition(key) for key in keys}
 
 
 @pytest.mark.parametrize(
@@ -574,9 +572,7 @@ def test_receipt_grows_until_done(cluster: MockCluster, make: Callable[..., Prod
 
 def test_offsets_and_extents_tell_the_truth(cluster: MockCluster, producer: Producer) -> None:
     producer.produce_many("t", [b"before"] * 7, partitions=1).wait(30)
-    receipt = done(
-        producer.produce_many("t", [b"x"] * 1000, keys=[b"%d" % (n % 40) for n in range(1000)]), 1000
-    )
+    receipt = done(producer.produce_many("t", [b"x"] * 1000, keys=[b"%d" % (n % 40) for n in range(1000)]), 1000)
     found: dict[int, list[int]] = {}
     for record in cluster.records("t"):
         if record.value() == b"x":
@@ -738,9 +734,7 @@ def test_many_threads_may_wait_for_one_receipt(cluster: MockCluster, producer: P
 # ---- memory
 
 
-def test_large_bytes_are_pinned_until_acknowledged_then_released(
-    cluster: MockCluster, producer: Producer
-) -> None:
+def test_large_bytes_are_pinned_until_acknowledged_then_released(cluster: MockCluster, producer: Producer) -> None:
     producer.produce_many("t", [b"warm"]).wait(30)
     item = bytes(bytearray(b"x" * 5000))
     idle = sys.getrefcount(item)
@@ -762,9 +756,7 @@ def watched_arrow(count: int, size: int) -> tuple[pa.Array, "weakref.ref[Any]"]:
     return pa.Array.from_buffers(pa.binary(), count, buffers), weakref.ref(data)
 
 
-def test_arrow_buffers_live_until_acknowledged_and_no_longer(
-    cluster: MockCluster, producer: Producer
-) -> None:
+def test_arrow_buffers_live_until_acknowledged_and_no_longer(cluster: MockCluster, producer: Producer) -> None:
     producer.produce_many("t", [b"warm"]).wait(30)
     column, watch = watched_arrow(20, 4000)
     cluster.set_rtt(500)
@@ -779,9 +771,7 @@ def test_arrow_buffers_live_until_acknowledged_and_no_longer(
     assert values(cluster)[1:] == [b"warm", *[b"z" * 4000] * 20][1:]
 
 
-def test_arrow_buffers_of_a_dropped_receipt_live_until_acknowledged(
-    cluster: MockCluster, producer: Producer
-) -> None:
+def test_arrow_buffers_of_a_dropped_receipt_live_until_acknowledged(cluster: MockCluster, producer: Producer) -> None:
     producer.produce_many("t", [b"warm"]).wait(30)
     column, watch = watched_arrow(20, 4000)
     cluster.set_rtt(300)
@@ -812,9 +802,7 @@ def test_buffers_that_failed_to_be_delivered_are_released_with_the_receipt(
     assert watch() is None
 
 
-def test_mutable_sources_may_change_right_after_the_call(
-    cluster: MockCluster, make: Callable[..., Producer]
-) -> None:
+def test_mutable_sources_may_change_right_after_the_call(cluster: MockCluster, make: Callable[..., Producer]) -> None:
     producer = make(linger_ms=300)
     size = 3000
     array = np.full((4, size), ord("a"), dtype=np.uint8)
@@ -890,9 +878,7 @@ def test_a_large_call_streams_through_though_a_callback_waits(
 
 def test_a_large_arrow_table_streams_through(cluster: MockCluster, make: Callable[..., Producer]) -> None:
     producer = make(buffer_memory=200_000)
-    table = pa.table(
-        {"value": [b"%07d" % n * 10 for n in range(20_000)], "key": [f"k{n % 9}" for n in range(20_000)]}
-    )
+    table = pa.table({"value": [b"%07d" % n * 10 for n in range(20_000)], "key": [f"k{n % 9}" for n in range(20_000)]})
     done(producer.produce_arrow(table, "t"), 20_000)
     by_key: dict[bytes, list[bytes]] = {}
     for record in cluster.records("t"):
@@ -901,9 +887,7 @@ def test_a_large_arrow_table_streams_through(cluster: MockCluster, make: Callabl
     assert all(items == sorted(items) for items in by_key.values())
 
 
-def test_a_full_buffer_refuses_records_of_a_call_by_index(
-    cluster: MockCluster, make: Callable[..., Producer]
-) -> None:
+def test_a_full_buffer_refuses_records_of_a_call_by_index(cluster: MockCluster, make: Callable[..., Producer]) -> None:
     producer = make(buffer_memory=100_000, max_block_ms=0)
     cluster.down()
     receipt = producer.produce_many("t", [b"x" * 500] * 1000)
@@ -948,16 +932,12 @@ def test_single_and_bulk_calls_keep_one_order(cluster: MockCluster, producer: Pr
 
 
 @pytest.mark.parametrize(("size", "count"), [(10_000, 200), (900_000, 4)])
-@pytest.mark.parametrize(
-    "form", [list, lambda items: pa.array(items, pa.large_binary())], ids=["list", "arrow"]
-)
+@pytest.mark.parametrize("form", [list, lambda items: pa.array(items, pa.large_binary())], ids=["list", "arrow"])
 def test_large_records(
     cluster: MockCluster, producer: Producer, size: int, count: int, form: Callable[[Any], Any]
 ) -> None:
     items = [bytes([65 + n % 26]) * (size + n) for n in range(count)]
-    receipt = done(
-        producer.produce_many("t", form(items), partitions=[n % PARTITIONS for n in range(count)]), count
-    )
+    receipt = done(producer.produce_many("t", form(items), partitions=[n % PARTITIONS for n in range(count)]), count)
     assert {partition: last for partition, (_, last) in receipt.offsets.items()} == dict.fromkeys(
         range(PARTITIONS), count // PARTITIONS - 1
     )

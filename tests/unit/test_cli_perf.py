@@ -177,9 +177,7 @@ def test_keys_take_turns_across_blocks(records, keys):
 
 
 def test_compare_shows_every_client_and_call(cluster):
-    result = perf(
-        "-b", cluster.bootstrap_servers, "--compare", "confluent", "--num-records", "300", "--rounds", "2"
-    )
+    result = perf("-b", cluster.bootstrap_servers, "--compare", "confluent", "--num-records", "300", "--rounds", "2")
     assert result.exit_code == 0, result.output
     for word in ("bulk", "single", "callback", "fastprod", "confluent", "produce_many", "produce_batch"):
         assert word in result.stdout
@@ -378,18 +376,14 @@ def test_a_missing_topic_is_created(monkeypatch):
                 return {topic.topic: answer}
 
         monkeypatch.setattr(_load, "AdminClient", Admin)
-        report = perf_json(
-            "-b", mock.bootstrap_servers, "-t", "new", "--partitions", "6", "--num-records", "10"
-        )
+        report = perf_json("-b", mock.bootstrap_servers, "-t", "new", "--partitions", "6", "--num-records", "10")
         assert report["cluster"]["partitions"] == 6
         assert len(mock.watermarks("new")) == 6
 
 
 @pytest.mark.parametrize("mode", _load.MODES)
 def test_records_that_cannot_be_delivered(cluster, mode):
-    result = perf(
-        "-b", cluster.bootstrap_servers, "--mode", mode, "--num-records", "5", "--record-size", "2000000"
-    )
+    result = perf("-b", cluster.bootstrap_servers, "--mode", mode, "--num-records", "5", "--record-size", "2000000")
     assert result.exit_code == 1
     assert result.stderr.startswith("Error: fastprod produce")
     assert result.stderr.count("\n") == 1
@@ -458,9 +452,7 @@ def test_ctrl_c_while_paced():
 
 
 def test_ctrl_c_in_a_comparison_leaves_whole_rounds():
-    process = start(
-        "perf", "--compare", "confluent", "--rounds", "1000", "--num-records", "1000", "--format", "json"
-    )
+    process = start("perf", "--compare", "confluent", "--rounds", "1000", "--num-records", "1000", "--format", "json")
     output, errors = _interrupt(process, 5.0)
     assert (process.returncode, errors) == (130, "")
     report = json.loads(output)

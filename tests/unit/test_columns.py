@@ -48,9 +48,7 @@ def encoded(items: Plain, index_type: Any, value_type: Any = None) -> pa.Array:
     """A dictionary array whose dictionary is out of order and has a null of its own."""
     values = [*sorted({item for item in items if item is not None}, reverse=True), None]
     numbers = [None if item is None else values.index(item) for item in items]
-    return pa.DictionaryArray.from_arrays(
-        pa.array(numbers, index_type), pa.array(values, value_type or pa.binary())
-    )
+    return pa.DictionaryArray.from_arrays(pa.array(numbers, index_type), pa.array(values, value_type or pa.binary()))
 
 
 ARROW: dict[str, tuple[Plain, Callable[[Plain], Any]]] = {
@@ -167,9 +165,7 @@ def test_arrays_made_empty_or_null(kind: str) -> None:
 @pytest.mark.parametrize("arrow_type", [pa.binary(), pa.large_binary(), pa.binary_view(), pa.binary(0)])
 def test_empty_values_are_not_nulls(arrow_type: Any) -> None:
     assert contents(pa.array([b"", None, b""], arrow_type)) == [b"", None, b""]
-    assert contents([b"", "", bytearray(), memoryview(b""), np.array([], np.uint8), None]) == [b""] * 5 + [
-        None
-    ]
+    assert contents([b"", "", bytearray(), memoryview(b""), np.array([], np.uint8), None]) == [b""] * 5 + [None]
     assert contents((np.array([0, 0, 0]), b"")) == [b"", b""]
 
 
@@ -233,9 +229,7 @@ def test_a_tuple_of_two_is_offsets_only_for_wide_integers() -> None:
         assert contents((np.array([1, 3, 3, 4], dtype=dtype), b"xabcx")) == [b"ab", b"", b"c"]
 
 
-@pytest.mark.parametrize(
-    "data", [b"abc", bytearray(b"abc"), np.frombuffer(b"abc", np.uint8), pa.py_buffer(b"abc")]
-)
+@pytest.mark.parametrize("data", [b"abc", bytearray(b"abc"), np.frombuffer(b"abc", np.uint8), pa.py_buffer(b"abc")])
 def test_offsets_over_any_buffer(data: Any) -> None:
     assert contents((np.array([0, 1, 3]), data), mask=[False, True]) == [b"a", None]
 
@@ -298,9 +292,7 @@ def test_bad_items(item: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error) as caught:
         column[3]
     assert caught.value is column.bad[3]
-    assert contents(items, mask=[False, False, False, True, False]) == [b"a", None, b"b", None, b"c"], (
-        "not read"
-    )
+    assert contents(items, mask=[False, False, False, True, False]) == [b"a", None, b"b", None, b"c"], "not read"
 
 
 def test_a_released_memoryview() -> None:

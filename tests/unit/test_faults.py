@@ -492,9 +492,7 @@ def test_a_signal_handler_that_returns_does_not_disturb_flush(
 # ---- threads
 
 
-def test_eight_threads_lose_nothing_and_keep_their_order(
-    cluster: MockCluster, make: Callable[..., Producer]
-) -> None:
+def test_eight_threads_lose_nothing_and_keep_their_order(cluster: MockCluster, make: Callable[..., Producer]) -> None:
     producer = make(buffer_memory=300_000)
     outcomes = Outcomes()
     receipts: list[Any] = []
@@ -507,9 +505,7 @@ def test_eight_threads_lose_nothing_and_keep_their_order(
                 key = b"%d-%d" % (name, n % 5)
                 while True:
                     try:
-                        producer.produce(
-                            "t", b"%06d" % n, key, on_delivery=outcomes if name % 4 == 0 else None
-                        )
+                        producer.produce("t", b"%06d" % n, key, on_delivery=outcomes if name % 4 == 0 else None)
                         break
                     except BufferFullError:
                         producer.poll(0.01)
@@ -623,9 +619,7 @@ def test_flush_returns_though_another_thread_keeps_producing_with_callbacks(
 # ---- brokers
 
 
-def test_brokers_down_at_the_start_and_coming_back(
-    cluster: MockCluster, make: Callable[..., Producer]
-) -> None:
+def test_brokers_down_at_the_start_and_coming_back(cluster: MockCluster, make: Callable[..., Producer]) -> None:
     cluster.down()
     producer = make()
     outcomes = Outcomes()
@@ -853,9 +847,7 @@ def test_a_topic_created_by_asking_for_it(cluster: MockCluster, make: Callable[.
     assert values(cluster, "fresh") == [b"%d" % n for n in range(10)]
 
 
-def test_records_wait_for_a_topic_that_is_created_late(
-    cluster: MockCluster, make: Callable[..., Producer]
-) -> None:
+def test_records_wait_for_a_topic_that_is_created_late(cluster: MockCluster, make: Callable[..., Producer]) -> None:
     producer = make()
     cluster.create_topic("late", 3)
     cluster.topic_error("late", "UNKNOWN_TOPIC_OR_PART")
@@ -888,9 +880,7 @@ def test_records_wait_for_a_topic_that_is_created_late(
     assert producer._runtime.memory == 0
 
 
-def test_a_topic_that_never_appears_fails_its_records(
-    cluster: MockCluster, make: Callable[..., Producer]
-) -> None:
+def test_a_topic_that_never_appears_fails_its_records(cluster: MockCluster, make: Callable[..., Producer]) -> None:
     producer = make(topic_metadata_propagation_max_ms=300)
     cluster.create_topic("never", 1)
     cluster.topic_error("never", "UNKNOWN_TOPIC_OR_PART")
@@ -907,9 +897,7 @@ def test_a_topic_that_never_appears_fails_its_records(
     assert producer._runtime.memory == 0
 
 
-def test_a_forbidden_topic_fails_its_records_soon(
-    cluster: MockCluster, make: Callable[..., Producer]
-) -> None:
+def test_a_forbidden_topic_fails_its_records_soon(cluster: MockCluster, make: Callable[..., Producer]) -> None:
     producer = make()
     cluster.create_topic("secret", 1)
     cluster.topic_error("secret", "TOPIC_AUTHORIZATION_FAILED")
@@ -920,9 +908,7 @@ def test_a_forbidden_topic_fails_its_records_soon(
     assert producer._runtime.memory == 0
 
 
-def test_one_unknown_topic_does_not_hold_up_the_others(
-    cluster: MockCluster, make: Callable[..., Producer]
-) -> None:
+def test_one_unknown_topic_does_not_hold_up_the_others(cluster: MockCluster, make: Callable[..., Producer]) -> None:
     producer = make()
     cluster.create_topic("late", 1)
     cluster.topic_error("late", "UNKNOWN_TOPIC_OR_PART")
@@ -966,9 +952,7 @@ def send_many(producer: Producer, count: int) -> None:
         producer.produce("t", b"x" * 1000)
 
 
-def test_without_blocking_a_full_buffer_is_told_at_once(
-    cluster: MockCluster, make: Callable[..., Producer]
-) -> None:
+def test_without_blocking_a_full_buffer_is_told_at_once(cluster: MockCluster, make: Callable[..., Producer]) -> None:
     producer = make(buffer_memory=100_000, max_block_ms=0)
     cluster.down()
     count = fill(producer)
@@ -982,9 +966,7 @@ def test_without_blocking_a_full_buffer_is_told_at_once(
     assert producer._runtime.memory == 0
 
 
-def test_a_full_buffer_is_waited_for_as_long_as_told(
-    cluster: MockCluster, make: Callable[..., Producer]
-) -> None:
+def test_a_full_buffer_is_waited_for_as_long_as_told(cluster: MockCluster, make: Callable[..., Producer]) -> None:
     producer = make(buffer_memory=100_000, max_block_ms=400)
     cluster.down()
     fill(producer)
@@ -1107,9 +1089,7 @@ def test_purge_of_waiting_records(cluster: MockCluster, make: Callable[..., Prod
 
 
 @pytest.mark.parametrize("blocking", [True, False])
-def test_purge_of_records_in_flight(
-    cluster: MockCluster, make: Callable[..., Producer], blocking: bool
-) -> None:
+def test_purge_of_records_in_flight(cluster: MockCluster, make: Callable[..., Producer], blocking: bool) -> None:
     producer = make()
     warm(producer)
     cluster.set_rtt(20_000)
@@ -1188,9 +1168,7 @@ def test_a_committed_transaction_is_delivered(cluster: MockCluster, transactiona
     assert transactional._runtime.memory == 0
 
 
-def test_an_aborted_transaction_drops_what_was_waiting(
-    cluster: MockCluster, make: Callable[..., Producer]
-) -> None:
+def test_an_aborted_transaction_drops_what_was_waiting(cluster: MockCluster, make: Callable[..., Producer]) -> None:
     producer = make(transactional_id="tx2", linger_ms=60_000)
     producer.init_transactions(30)
     outcomes = Outcomes()

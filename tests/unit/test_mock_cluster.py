@@ -34,15 +34,11 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 def producer(cluster: Cluster, **options: object) -> Producer:
     settings = {"linger.ms": 0, "log_level": 0, "retry.backoff.ms": 10, "reconnect.backoff.max.ms": 100}
     return Producer(
-        settings
-        | {"bootstrap.servers": cluster.bootstrap_servers, "topic.metadata.refresh.interval.ms": 500}
-        | options
+        settings | {"bootstrap.servers": cluster.bootstrap_servers, "topic.metadata.refresh.interval.ms": 500} | options
     )
 
 
-def send(
-    client: Producer, topic: str, value: bytes, partition: int = 0, timeout: float = 30.0
-) -> KafkaError | None:
+def send(client: Producer, topic: str, value: bytes, partition: int = 0, timeout: float = 30.0) -> KafkaError | None:
     outcome: list[KafkaError | None] = []
     client.produce(topic, value, partition=partition, on_delivery=lambda error, _: outcome.append(error))
     client.flush(timeout)
@@ -263,9 +259,7 @@ def test_reading_from_a_dead_cluster_says_so(cluster: Cluster) -> None:
     ],
 )
 @pytest.mark.parametrize("api", ["Produce", 0])
-def test_retriable_errors_then_success(
-    cluster: Cluster, errors: list[int | str | KafkaError], api: str | int
-) -> None:
+def test_retriable_errors_then_success(cluster: Cluster, errors: list[int | str | KafkaError], api: str | int) -> None:
     client = producer(cluster)
     assert send(client, "events", b"warm") is None
     cluster.push_errors(api, *errors)

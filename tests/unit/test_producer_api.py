@@ -299,9 +299,7 @@ def test_headers_arrive_and_come_back(
     assert [record.headers() for record in cluster.records("t")] == [expected]
 
 
-@pytest.mark.parametrize(
-    "wrong", ["text", 5, [("a",)], [("a", 1)], [(1, b"a")], ["a"], {"a": 1.5}, [("a", b"1", 2)]]
-)
+@pytest.mark.parametrize("wrong", ["text", 5, [("a",)], [("a", 1)], [(1, b"a")], ["a"], {"a": 1.5}, [("a", b"1", 2)]])
 def test_wrong_headers_are_type_errors(make: Callable[..., Producer], wrong: Any) -> None:
     producer = make()
     with pytest.raises(TypeError):
@@ -309,18 +307,14 @@ def test_wrong_headers_are_type_errors(make: Callable[..., Producer], wrong: Any
     assert len(producer) == 0
 
 
-def test_records_with_and_without_headers_keep_their_order(
-    cluster: MockCluster, make: Callable[..., Producer]
-) -> None:
+def test_records_with_and_without_headers_keep_their_order(cluster: MockCluster, make: Callable[..., Producer]) -> None:
     producer = make()
     for n in range(200):
         producer.produce("t", b"%d" % n, partition=0, headers={"n": b"%d" % n} if n % 3 == 0 else None)
     producer.flush(30)
     records = cluster.records("t")
     assert [record.value() for record in records] == [b"%d" % n for n in range(200)]
-    assert [record.headers() for record in records] == [
-        [("n", b"%d" % n)] if n % 3 == 0 else None for n in range(200)
-    ]
+    assert [record.headers() for record in records] == [[("n", b"%d" % n)] if n % 3 == 0 else None for n in range(200)]
 
 
 def test_timestamps_are_stored(cluster: MockCluster, make: Callable[..., Producer]) -> None:
@@ -439,22 +433,16 @@ def test_callback_is_another_name_for_on_delivery(make: Callable[..., Producer])
 
 def test_on_delivery_of_the_configuration_is_the_default(make: Callable[..., Producer]) -> None:
     got: list[str] = []
-    producer = make(
-        {"on_delivery": lambda _error, message: got.append("default " + message.value().decode())}
-    )
+    producer = make({"on_delivery": lambda _error, message: got.append("default " + message.value().decode())})
     producer.produce("t", b"a")
-    producer.produce(
-        "t", b"b", on_delivery=lambda _error, message: got.append("own " + message.value().decode())
-    )
+    producer.produce("t", b"b", on_delivery=lambda _error, message: got.append("own " + message.value().decode()))
     producer.flush(30)
     assert sorted(got) == ["default a", "own b"]
 
 
 def test_delivery_report_only_error(cluster: MockCluster, make: Callable[..., Producer]) -> None:
     got: list[int] = []
-    producer = make(
-        {"delivery.report.only.error": True, "on_delivery": lambda error, _: got.append(error.code())}
-    )
+    producer = make({"delivery.report.only.error": True, "on_delivery": lambda error, _: got.append(error.code())})
     producer.produce("t", b"good", partition=0)
     assert producer.flush(30) == 0
     assert got == []
@@ -528,9 +516,7 @@ def test_produce_batch_honours_every_field(cluster: MockCluster, make: Callable[
         {"value": None, "key": b"c", "partition": 0},
         {},
     ]
-    accepted = producer.produce_batch(
-        "t", messages, partition=2, on_delivery=lambda *_: got.append("default")
-    )
+    accepted = producer.produce_batch("t", messages, partition=2, on_delivery=lambda *_: got.append("default"))
     assert accepted == 4
     assert producer.flush(30) == 0
     found = {(r.partition(), r.key(), r.value()): r for r in cluster.records("t")}
@@ -663,9 +649,7 @@ def test_purge_gives_up_waiting_records(cluster: MockCluster, make: Callable[...
     assert outcome(producer, "t", b"after")[0] is None
 
 
-def test_purge_with_nothing_selected_changes_nothing(
-    cluster: MockCluster, make: Callable[..., Producer]
-) -> None:
+def test_purge_with_nothing_selected_changes_nothing(cluster: MockCluster, make: Callable[..., Producer]) -> None:
     producer = make({"linger.ms": 500})
     producer.produce("t", b"v")
     producer.purge(in_queue=False, in_flight=False)
@@ -751,9 +735,7 @@ def test_an_exception_in_error_cb_reaches_the_poller() -> None:
 
 def test_stats_cb_runs_in_poll(make: Callable[..., Producer]) -> None:
     seen: list[tuple[str, int]] = []
-    producer = make(
-        {"statistics.interval.ms": 50, "stats_cb": lambda text: seen.append((text, threading.get_ident()))}
-    )
+    producer = make({"statistics.interval.ms": 50, "stats_cb": lambda text: seen.append((text, threading.get_ident()))})
     time.sleep(0.3)
     assert seen == []
     assert wait_for(lambda: bool(seen), lambda: producer.poll(1))
@@ -769,9 +751,7 @@ def test_logger_gets_librdkafkas_log_in_poll(cluster: MockCluster) -> None:
     lines: list[tuple[str, int]] = []
     logger = logging.Logger("test", logging.DEBUG)
     logger.addHandler(Keep())
-    with Producer(
-        {"bootstrap.servers": cluster.bootstrap_servers, "debug": "broker", "logger": logger}
-    ) as producer:
+    with Producer({"bootstrap.servers": cluster.bootstrap_servers, "debug": "broker", "logger": logger}) as producer:
         producer.list_topics(timeout=30)
         time.sleep(0.1)
         assert wait_for(lambda: bool(lines), lambda: producer.poll(0.1))
@@ -819,9 +799,7 @@ def test_serializing_producer(cluster: MockCluster) -> None:
     )
     got: list[Any] = []
     with SerializingProducer(options) as producer:
-        producer.produce(
-            "t", key="kü", value="v", on_delivery=lambda error, message: got.append((error, message))
-        )
+        producer.produce("t", key="kü", value="v", on_delivery=lambda error, message: got.append((error, message)))
         producer.produce("t", "k2", "w", 1, None, 5, {"h": b"x"})
         producer.produce("t", key="gone", value=None)
     assert got[0][0] is None
@@ -903,9 +881,7 @@ def test_our_options_may_be_given_as_text(cluster: MockCluster) -> None:
 
 def test_names_of_java_and_librdkafka_both_work(cluster: MockCluster) -> None:
     with Producer(
-        conf(
-            cluster, **{"queue.buffering.max.ms": 1, "delivery.timeout.ms": 10_000, "max.request.size": 2000}
-        )
+        conf(cluster, **{"queue.buffering.max.ms": 1, "delivery.timeout.ms": 10_000, "max.request.size": 2000})
     ) as p:
         with pytest.raises(RecordError):
             p.produce("t", b"x" * 3000)
@@ -913,9 +889,7 @@ def test_names_of_java_and_librdkafka_both_work(cluster: MockCluster) -> None:
 
 
 def test_default_topic_config_is_merged(cluster: MockCluster) -> None:
-    with Producer(
-        conf(cluster, **{"default.topic.config": {"acks": 1, "message.timeout.ms": 9000}})
-    ) as producer:
+    with Producer(conf(cluster, **{"default.topic.config": {"acks": 1, "message.timeout.ms": 9000}})) as producer:
         assert outcome(producer, "t", b"v")[0] is None
     with pytest.raises(KafkaException, match=r"no\.such"):
         Producer(conf(cluster, **{"default.topic.config": {"no.such": 1}}))
@@ -949,9 +923,7 @@ def test_repr_shows_no_secrets(cluster: MockCluster, make: Callable[..., Produce
 # ---- placement
 
 
-@pytest.mark.parametrize(
-    "name", ["consistent_random", "consistent", "murmur2_random", "murmur2", "fnv1a_random"]
-)
+@pytest.mark.parametrize("name", ["consistent_random", "consistent", "murmur2_random", "murmur2", "fnv1a_random"])
 def test_librdkafkas_partitioners_keep_their_placement(cluster: MockCluster, name: str) -> None:
     keys = [b"key-%d" % n for n in range(200)]
 
@@ -959,9 +931,7 @@ def test_librdkafkas_partitioners_keep_their_placement(cluster: MockCluster, nam
         placed: dict[bytes, int] = {}
         producer = kind(conf(cluster, partitioner=name))
         for key in keys:
-            producer.produce(
-                "t", b"v", key, on_delivery=lambda _, m: placed.__setitem__(m.key(), m.partition())
-            )
+            producer.produce("t", b"v", key, on_delivery=lambda _, m: placed.__setitem__(m.key(), m.partition()))
         assert producer.flush(30) == 0
         producer.close()
         return placed
@@ -973,9 +943,7 @@ def test_librdkafkas_partitioners_keep_their_placement(cluster: MockCluster, nam
         assert ours == {key: java_partition(key) for key in keys}
 
 
-def test_librdkafkas_partitioner_with_every_kind_of_record(
-    cluster: MockCluster, make: Callable[..., Producer]
-) -> None:
+def test_librdkafkas_partitioner_with_every_kind_of_record(cluster: MockCluster, make: Callable[..., Producer]) -> None:
     producer = make({"partitioner": "consistent_random"})
     got: list[tuple[Any, Any, Any, Any]] = []
 
@@ -1004,9 +972,7 @@ class ByLength:
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
 
-    def partition(
-        self, topic: str, key: bytes | None, value: bytes | None, partitions: int, available: Any
-    ) -> int:
+    def partition(self, topic: str, key: bytes | None, value: bytes | None, partitions: int, available: Any) -> int:
         self.calls.append((topic, key, value, partitions, list(available)))
         return len(value or b"") % partitions
 
@@ -1106,9 +1072,7 @@ def test_a_raising_python_partitioner_fails_records_that_waited_for_metadata(
     assert producer._runtime.memory == 0
 
 
-def test_round_robin_takes_every_partition_in_turn(
-    cluster: MockCluster, make: Callable[..., Producer]
-) -> None:
+def test_round_robin_takes_every_partition_in_turn(cluster: MockCluster, make: Callable[..., Producer]) -> None:
     producer = make({"partitioner": "round_robin"})
     outcome(producer, "t", b"warm", partition=0)
     order: dict[int, int] = {}
@@ -1155,14 +1119,10 @@ def test_ignored_keys_do_not_place(cluster: MockCluster, make: Callable[..., Pro
     for _ in range(PARTITIONS):
         producer.produce("t", b"v", b"same")
     producer.flush(30)
-    assert Counter(r.partition() for r in cluster.records("t") if r.key()) == dict.fromkeys(
-        range(PARTITIONS), 1
-    )
+    assert Counter(r.partition() for r in cluster.records("t") if r.key()) == dict.fromkeys(range(PARTITIONS), 1)
 
 
-def test_key_less_records_avoid_partitions_without_leader(
-    make: Callable[..., Producer], cluster: MockCluster
-) -> None:
+def test_key_less_records_avoid_partitions_without_leader(make: Callable[..., Producer], cluster: MockCluster) -> None:
     cluster.set_leader("t", 0, None)
     cluster.set_leader("t", 1, None)
     producer = make({"sticky.batch.size": 100})
