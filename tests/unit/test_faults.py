@@ -710,8 +710,8 @@ def test_a_partition_without_leader_is_served_when_it_gets_one(
 def test_retriable_errors_lose_nothing(
     cluster: MockCluster, make: Callable[..., Producer], name: str, idempotent: bool
 ) -> None:
-    # One request at a time: mock brokers check no sequence numbers, so a second one would be stored before the
-    # first is tried again, and librdkafka takes that as proof that the first was stored, too.
+    # One request at a time: mock brokers check no sequence numbers, so a second one would be stored before
+    # the first is tried again, and librdkafka takes that as proof that the first was stored, too.
     producer = make(enable_idempotence=idempotent, max_in_flight=1)
     warm(producer)
     cluster.push_errors("Produce", name, name, name)

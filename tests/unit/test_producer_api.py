@@ -723,6 +723,7 @@ def test_error_cb_runs_in_poll() -> None:
     assert {code for code, _ in seen} <= {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_exception_in_error_cb_reaches_the_poller() -> None:
     def fail(error: KafkaError) -> None:
         raise LookupError(error.code())
