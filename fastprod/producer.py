@@ -16,7 +16,8 @@ from confluent_kafka import KafkaError
 
 from fastprod import _config
 from fastprod._core import _runtime as core
-from fastprod._core._runtime import Receipt, Runtime, check_headers, plugin_path
+from fastprod._core._client import plugin_path
+from fastprod._core._runtime import Receipt, Runtime, check_headers
 
 DeliveryCallback = Callable[[KafkaError | None, Any], None]
 

@@ -318,6 +318,7 @@ cdef void seal_all(accumulator_t*) noexcept nogil
 cdef void fail_unsent(accumulator_t*, chunk_t*, int32_t error) noexcept nogil
 cdef int64_t fail_lane(accumulator_t*, lane_t*, int32_t error, int64_t before_us) noexcept nogil
 cdef int64_t fail_waiting(accumulator_t*, int32_t error, int64_t before_us) noexcept nogil
+cdef void enter_flight(lane_t*, chunk_t*) noexcept nogil
 cdef void unlink_flying(lane_t*, chunk_t*) noexcept nogil
 cdef void publish(accumulator_t*, chunk_t*) noexcept nogil
 cdef void chunk_release(accumulator_t*, chunk_t*) noexcept nogil

@@ -1084,6 +1084,20 @@ cdef void fail_unsent(accumulator_t* acc, chunk_t* chunk, int32_t error) noexcep
         chunk_release(acc, chunk)
 
 
+cdef void enter_flight(lane_t* lane, chunk_t* chunk) noexcept nogil:
+    """librdkafka is about to get the chunk: acknowledgements may come from now on."""
+    fp_spin_lock(&lane.spin)
+    if not chunk.flying:
+        chunk.flying = 1
+        chunk.fly_next = NULL
+        if lane.fly_tail == NULL:
+            lane.fly_head = chunk
+        else:
+            lane.fly_tail.fly_next = chunk
+        lane.fly_tail = chunk
+    fp_spin_unlock(&lane.spin)
+
+
 cdef void unlink_flying(lane_t* lane, chunk_t* chunk) noexcept nogil:
     """Takes a chunk out of the in-flight list; the lane's leaf lock is held."""
     cdef chunk_t** link = &lane.fly_head
@@ -1309,13 +1323,7 @@ cdef class Accumulator:
                                     _bytes(slot_at(chunk, i).payload, slot_at(chunk, i).size)))
                 chunk.next = NULL
                 chunk.sent = chunk.count
-                chunk.flying = 1
-                chunk.fly_next = NULL
-                if lane.fly_tail == NULL:
-                    lane.fly_head = chunk
-                else:
-                    lane.fly_tail.fly_next = chunk
-                lane.fly_tail = chunk
+                enter_flight(lane, chunk)
                 chunk = following
             taken.append((lane.partition, records))
 

@@ -1,0 +1,59 @@
+# A producer's client: what its threads share. See _client.pyx.
+
+from libc.stdint cimport int32_t, int64_t, uint32_t
+
+from fastprod._core._accumulator cimport accumulator_t, topic_t
+from fastprod._core._platform cimport pthread_cond_t, pthread_t
+from fastprod._core._rdkafka cimport rd_kafka_event_t, rd_kafka_message_t, rd_kafka_queue_t, rd_kafka_t
+
+cdef enum:
+    SCRATCH_MESSAGES = 4096     # most that go to librdkafka in one call; a chunk never holds more
+
+ctypedef struct handles_t:      # topics by librdkafka's handle; replaced as a whole, read without a lock
+    uint32_t mask
+    uint32_t count
+    handles_t* previous         # older tables live until the end
+    void** keys                 # rd_kafka_topic_t*
+    topic_t** topics
+
+ctypedef struct event_t:        # something for a user's callback: an event of librdkafka's, or throttling
+    event_t* next
+    rd_kafka_event_t* event     # NULL = throttling
+    char* broker
+    int32_t broker_id
+    int throttle_ms
+
+ctypedef struct client_t:
+    accumulator_t acc
+    rd_kafka_t* rk              # owned by the confluent_kafka.Producer
+    rd_kafka_queue_t* queue     # its main queue
+    handles_t* handles
+    void* completed             # stack of chunks that librdkafka has given back entirely, not yet published
+    rd_kafka_message_t* scratch # the sender's
+    pthread_t sender
+    pthread_t scout
+    int threads                 # how many of them run
+    bint stop
+    bint news                   # librdkafka's queue has something
+    event_t* events
+    event_t* last_event
+    int64_t event_count
+    unsigned long poller        # thread that last ran callbacks
+    bint sending                # the sender has chunks that are in no list
+    pthread_cond_t scout_wake   # a topic is new, or looks stuck
+    int64_t refresh_us          # topic.metadata.refresh.interval.ms
+    int64_t propagation_us      # how long a topic may stay unknown
+    void (*route)(void*, topic_t*) noexcept nogil  # routes what waited for metadata by a Python partitioner, or NULL
+    void* runtime               # its first argument
+    bint transactional
+
+cdef void set_newborn(client_t*) noexcept nogil
+cdef int start_threads(client_t*) noexcept nogil
+cdef int forks() noexcept nogil
+cdef void register_client(client_t* old, client_t* new) noexcept nogil
+cdef int add_handle(client_t*, void* handle, topic_t*) noexcept nogil
+cdef bint is_routing(client_t*) noexcept nogil
+cdef void on_queue(rd_kafka_t*, void* client) noexcept nogil
+cdef void drain(client_t*) noexcept nogil
+cdef void publish_completed(client_t*) noexcept nogil
+cdef void drop_event(event_t*) noexcept nogil

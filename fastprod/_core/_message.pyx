@@ -1,0 +1,148 @@
+"""Records as callbacks see them, and headers as one block of bytes."""
+
+import confluent_kafka
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING
+from libc.stdint cimport int64_t, uint32_t
+from libc.string cimport memcpy
+
+from fastprod._core._accumulator cimport header_t, headers_t
+from fastprod._core._balance cimport field_size, varint_size
+
+
+@cython.final
+@cython.freelist(256)
+cdef class Message:
+    """A delivered or failed record, as confluent_kafka.Message presents it."""
+
+    @property
+    def __class__(self):
+        """Code that checks isinstance(msg, confluent_kafka.Message) keeps working."""
+        return confluent_kafka.Message
+
+    def error(self):
+        """The KafkaError of a failed record, None for a delivered one."""
+        return self._error
+
+    def topic(self):
+        return self._topic
+
+    def partition(self):
+        return None if self._partition < 0 else self._partition
+
+    def offset(self):
+        return None if self._offset < 0 else self._offset
+
+    def key(self):
+        return self._key
+
+    def value(self):
+        return self._value
+
+    def timestamp(self):
+        """(type, milliseconds), as in confluent_kafka: type 1 is create time, 2 log append time, 0 none."""
+        return (self._timestamp_type, self._timestamp)
+
+    def latency(self):
+        """Seconds from produce() to the acknowledgement."""
+        return None if self._latency_us < 0 else self._latency_us / 1e6
+
+    def headers(self):
+        """List of (name, value) or None."""
+        if isinstance(self._headers, bytes):
+            self._headers = unpack_headers(self._headers)
+        return self._headers
+
+    def leader_epoch(self):
+        return None
+
+    def delivery_count(self):
+        return None
+
+    def set_headers(self, headers):
+        self._headers = headers
+
+    def set_key(self, key):
+        self._key = key
+
+    def set_value(self, value):
+        self._value = value
+
+    def set_topic(self, topic):
+        self._topic = topic
+
+    def set_error(self, error):
+        self._error = error
+
+    def __len__(self):
+        return 0 if self._value is None else len(self._value)
+
+    def __repr__(self):
+        return f"<Message topic={self._topic!r} partition={self.partition()} offset={self.offset()} error={self._error}>"
+
+
+cdef bytes pack_headers(headers):
+    """Headers as one block: a headers_t, then per header two lengths, name and value."""
+    cdef headers_t head
+    cdef header_t entry
+    cdef int64_t wire = 0
+    if type(headers) is dict:
+        items = headers.items()
+    elif isinstance(headers, list):
+        items = headers
+    elif isinstance(headers, dict):
+        items = headers.items()
+    else:
+        raise TypeError(
+            f"headers must be a dict or a list of (name, value) tuples, not {type(headers).__name__}"
+        )
+    parts = []
+    for item in items:
+        if not isinstance(item, tuple) or len(item) != 2:
+            raise TypeError(f"a header must be a (name, value) tuple, not {item!r}")
+        name, value = item
+        if not isinstance(name, str):
+            raise TypeError(f"a header's name must be str, not {type(name).__name__}")
+        if isinstance(value, str):
+            value = value.encode()
+        elif value is not None and not isinstance(value, bytes):
+            try:
+                value = bytes(memoryview(value))
+            except TypeError:
+                raise TypeError(
+                    f"header {name!r} must be bytes, str, None or a buffer, not {type(value).__name__}"
+                ) from None
+        name = name.encode()
+        entry.name_size = len(name)
+        entry.value_size = 0xffffffffU if value is None else len(value)
+        wire += field_size(len(name)) + field_size(-1 if value is None else len(value))
+        parts.append((<const char*>&entry)[:sizeof(header_t)])
+        parts.append(name)
+        if value is not None:
+            parts.append(value)
+    head.count = len(items)
+    head.wire = <uint32_t>(wire + varint_size(head.count))
+    head.unused = 0
+    packed = b"".join(parts)
+    head.size = <uint32_t>(sizeof(headers_t) + len(packed))
+    return (<const char*>&head)[:sizeof(headers_t)] + packed
+
+
+cdef list unpack_headers(bytes packed):
+    cdef const char* at = PyBytes_AS_STRING(packed)
+    cdef uint32_t count = (<const headers_t*>at).count
+    cdef header_t entry
+    at += sizeof(headers_t)
+    headers = []
+    for _ in range(count):
+        memcpy(&entry, at, sizeof(header_t))
+        at += sizeof(header_t)
+        name = at[:entry.name_size].decode()
+        at += entry.name_size
+        if entry.value_size == 0xffffffffU:
+            headers.append((name, None))
+        else:
+            headers.append((name, at[:entry.value_size]))
+            at += entry.value_size
+    return headers
