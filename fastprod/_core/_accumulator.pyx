@@ -589,28 +589,43 @@ cdef inline bint _has_room(lane_t* lane, int64_t size) noexcept nogil:
     return lane.batch_records == 0 or lane.batch_bytes + size <= lane.batch_limit
 
 
-cdef int64_t _count_in_batch(accumulator_t* acc, lane_t* lane, record_t* record, bint* full) noexcept nogil:
-    """Adds the record to the batch that Java would be filling; returns the bytes this appended."""
-    cdef int64_t headers = headers_wire(record)
-    cdef int64_t appended = 0
-    cdef int64_t size
-    if lane.batch_open:
-        size = record_wire_size(lane.batch_records, record.key_size, record.size, headers)
-        if not _has_room(lane, size):
-            lane.batch_open = False
+cdef inline int64_t _wire_size(lane_t* lane, record_t* record) noexcept nogil:
+    """Bytes of the record as the next one of the lane's batch."""
+    return record_wire_size(
+        lane.batch_records if lane.batch_open else 0, record.key_size, record.size, headers_wire(record)
+    )
+
+
+cdef inline int64_t _make_room(accumulator_t* acc, lane_t* lane, record_t* record) noexcept nogil:
+    """Closes the lane's batch if the record does not fit; returns the record's size in the batch it will go to."""
+    cdef int64_t size = _wire_size(lane, record)
+    if lane.batch_open and not _has_room(lane, size):
+        lane.batch_open = False
+        if lane.where == LIST_LINGER:
             _enlist(acc, lane, LIST_READY)
+        size = _wire_size(lane, record)
+    return size
+
+
+cdef inline int64_t _count_in_batch(
+    accumulator_t* acc, lane_t* lane, record_t* record, int64_t size, bint* full
+) noexcept nogil:
+    """Adds the record to the batch that Java would be filling; returns the bytes this appended."""
+    cdef int64_t appended = size
     if not lane.batch_open:
         lane.batch_open = True
         lane.batch_records = 0
-        lane.batch_bytes = appended = BATCH_HEADER_BYTES
-        lane.batch_limit = max(acc.sticky_bytes, record_upper_bound(record.key_size, record.size, headers))
-        size = record_wire_size(0, record.key_size, record.size, headers)
+        lane.batch_bytes = BATCH_HEADER_BYTES
+        lane.batch_limit = max(
+            acc.sticky_bytes, record_upper_bound(record.key_size, record.size, headers_wire(record))
+        )
+        appended += BATCH_HEADER_BYTES
     lane.batch_bytes += size
     lane.batch_records += 1
     full[0] = lane.batch_bytes >= lane.batch_limit
     if full[0]:
         _enlist(acc, lane, LIST_READY)
-    return appended + size
+    return appended
 
 
 # ------------------------------------------------------------------------------------------------------- routing
@@ -791,8 +806,7 @@ cdef int32_t _choose_other(accumulator_t* acc, topic_t* topic, int32_t old) noex
 
 cdef int _append_uniform(accumulator_t* acc, topic_t* topic, record_t* record, int32_t* partition) noexcept nogil:
     cdef sticky_t* sticky = &topic.sticky
-    cdef int64_t headers = headers_wire(record)
-    cdef int64_t appended, produced
+    cdef int64_t size, appended, produced
     cdef lane_t* lane
     cdef bint full
     cdef int status
@@ -802,12 +816,7 @@ cdef int _append_uniform(accumulator_t* acc, topic_t* topic, record_t* record, i
         lane = lane_of(acc, topic, sticky.partition)
         if lane == NULL:
             return APPEND_NO_MEMORY
-        if lane.batch_open and not _has_room(
-            lane, record_wire_size(lane.batch_records, record.key_size, record.size, headers)
-        ):
-            lane.batch_open = False
-            if lane.where == LIST_LINGER:
-                _enlist(acc, lane, LIST_READY)
+        size = _make_room(acc, lane, record)
         if lane.batch_open and lane.batch_bytes < lane.batch_limit:
             break
         # Since the last record the batch has filled up or gone: the switch that it held back is due now.
@@ -819,7 +828,7 @@ cdef int _append_uniform(accumulator_t* acc, topic_t* topic, record_t* record, i
     if status != APPEND_OK:
         return status
     partition[0] = lane.partition
-    appended = _count_in_batch(acc, lane, record, &full)
+    appended = _count_in_batch(acc, lane, record, size, &full)
     produced = sticky.produced + appended
     if sticky_append(sticky, appended, full):
         sticky.partition = _choose(acc, topic, produced)
@@ -830,6 +839,7 @@ cdef int append(accumulator_t* acc, topic_t* topic, record_t* record, int32_t* p
     """Routes and places one record. On APPEND_OK its callback reference is the accumulator's."""
     cdef int32_t wanted = record.partition
     cdef lane_t* lane
+    cdef int64_t size
     cdef int status
     cdef bint full, in_turn = False
     partition[0] = -1
@@ -856,10 +866,7 @@ cdef int append(accumulator_t* acc, topic_t* topic, record_t* record, int32_t* p
                 lane = lane_of(acc, topic, wanted)
                 if lane == NULL:
                     return APPEND_NO_MEMORY
-                if not lane.batch_open or not _has_room(
-                    lane,
-                    record_wire_size(lane.batch_records, record.key_size, record.size, headers_wire(record)),
-                ):
+                if not lane.batch_open or not _has_room(lane, _wire_size(lane, record)):
                     wanted = _choose_other(acc, topic, wanted)
                 topic.sticky.partition = wanted
             else:
@@ -873,13 +880,14 @@ cdef int append(accumulator_t* acc, topic_t* topic, record_t* record, int32_t* p
         lane = lane_of(acc, topic, wanted)
         if lane == NULL:
             return APPEND_NO_MEMORY
+    size = _make_room(acc, lane, record)
     status = _place(acc, lane, record)
     if status != APPEND_OK:
         return status
     if in_turn:
         topic.turn += 1
     partition[0] = lane.partition
-    _count_in_batch(acc, lane, record, &full)
+    _count_in_batch(acc, lane, record, size, &full)
     return APPEND_OK
 
 

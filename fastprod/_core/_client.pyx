@@ -211,7 +211,7 @@ cdef chunk_t* _find(lane_t* lane, const rd_kafka_message_t* message, uint32_t* i
     return NULL
 
 
-cdef bint _settle(
+cdef inline bint _settle(
     lane_t* lane, chunk_t* chunk, uint32_t i, int32_t error, const rd_kafka_message_t* message
 ) noexcept nogil:
     """librdkafka is done with a record. The leaf lock is held; true when it was the chunk's last."""
@@ -257,37 +257,70 @@ cdef void _push_completed(client_t* client, chunk_t* chunk) noexcept nogil:
 
 cdef rd_kafka_resp_err_t _on_acknowledged(rd_kafka_t* rk, rd_kafka_message_t* message, void* opaque) noexcept nogil:
     """Transactional producers only. Runs on librdkafka's threads, some with its locks held."""
+    cdef lane_t* lane
     if not fp_is_handing_over():
-        _acknowledge(<client_t*>opaque, message)
+        lane = _lane_of(<client_t*>opaque, message)
+        if lane != NULL:
+            fp_spin_lock(&lane.spin)
+            _acknowledge(<client_t*>opaque, lane, message)
+            fp_spin_unlock(&lane.spin)
     return 0
 
 
-cdef void _acknowledge(client_t* client, const rd_kafka_message_t* message) noexcept nogil:
-    """Notes a record's outcome. Takes the lane's leaf lock only."""
+cdef lane_t* _lane_of(client_t* client, const rd_kafka_message_t* message) noexcept nogil:
     cdef topic_t* topic = _topic_of(client, message.rkt)
     cdef lanes_t* lanes
-    cdef lane_t* lane = NULL
-    cdef chunk_t* chunk
-    cdef uint32_t i = 0
-    cdef bint last = False
     if topic == NULL:
-        return
-    lanes = <lanes_t*>fp_load_ptr(<void**>&topic.lanes)
+        return NULL
     if client.acc.policy == POLICY_LIBRDKAFKA:
-        lane = topic.unassigned
-    elif 0 <= message.partition < lanes.size:
-        lane = <lane_t*>fp_load_ptr(<void**>&lanes.lanes[message.partition])
-    if lane == NULL:
-        return
-    fp_spin_lock(&lane.spin)
-    chunk = _find(lane, message, &i)
+        return topic.unassigned
+    lanes = <lanes_t*>fp_load_ptr(<void**>&topic.lanes)
+    if not 0 <= message.partition < lanes.size:
+        return NULL
+    return <lane_t*>fp_load_ptr(<void**>&lanes.lanes[message.partition])
+
+
+cdef inline void _acknowledge(client_t* client, lane_t* lane, const rd_kafka_message_t* message) noexcept nogil:
+    """Notes a record's outcome; the leaf lock is held."""
+    cdef uint32_t i = 0
+    cdef chunk_t* chunk = lane.fly_head
+    # Nearly always the next record of the oldest chunk.
     if chunk != NULL:
-        last = _settle(lane, chunk, i, message.err, message)
-    fp_spin_unlock(&lane.spin)
-    if chunk != NULL and not message.err and (last or i & 63 == 0):
-        fp_store64(&lane.progress_us, fp_now_us())
-    if last:
+        i = chunk.cursor
+        if (
+            i >= chunk.count
+            or slot_at(chunk, i).state != PENDING
+            or not _is_record(chunk, slot_at(chunk, i), message)
+        ):
+            chunk = _find(lane, message, &i)
+    if chunk != NULL and _settle(lane, chunk, i, message.err, message):
+        if not message.err:
+            fp_store64(&lane.progress_us, fp_now_us())
         _push_completed(client, chunk)
+
+
+cdef void _take_report(client_t* client, rd_kafka_event_t* event) noexcept nogil:
+    """Notes the outcomes in a delivery report. Its messages are usually all of one lane: lock that once for many."""
+    cdef const rd_kafka_message_t* message = rdkafka.event_message_next(event)
+    cdef rd_kafka_topic_t* handle = NULL
+    cdef int32_t partition = -1
+    cdef lane_t* lane = NULL
+    cdef uint32_t n = 0
+    while message != NULL:
+        if lane == NULL or message.rkt != handle or message.partition != partition or n & 0xff == 0:
+            if lane != NULL:
+                fp_spin_unlock(&lane.spin)
+            handle = message.rkt
+            partition = message.partition
+            lane = _lane_of(client, message)
+            if lane != NULL:
+                fp_spin_lock(&lane.spin)
+        if lane != NULL:
+            _acknowledge(client, lane, message)
+        n += 1
+        message = rdkafka.event_message_next(event)
+    if lane != NULL:
+        fp_spin_unlock(&lane.spin)
 
 
 cdef void _on_throttle(
@@ -398,7 +431,6 @@ cdef void on_queue(rd_kafka_t* rk, void* opaque) noexcept nogil:
 cdef void drain(client_t* client) noexcept nogil:
     """Empties librdkafka's queue: notes outcomes, frees messages, keeps what is for the user's callbacks."""
     cdef rd_kafka_event_t* event
-    cdef const rd_kafka_message_t* message
     cdef event_t* kept
     cdef int kind
     client.news = False  # first: what comes from here on sets it again
@@ -407,10 +439,7 @@ cdef void drain(client_t* client) noexcept nogil:
         kind = rdkafka.event_type(event)
         kept = NULL
         if kind == EVENT_DR and not client.transactional:
-            message = rdkafka.event_message_next(event)
-            while message != NULL:
-                _acknowledge(client, message)
-                message = rdkafka.event_message_next(event)
+            _take_report(client, event)
         if kind == EVENT_ERROR or kind == EVENT_STATS or kind == EVENT_LOG:
             kept = <event_t*>calloc(1, sizeof(event_t))
         if kept != NULL:
