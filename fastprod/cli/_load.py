@@ -290,6 +290,15 @@ class _ProduceMany(Bulk):
 
 
 class _ProduceLoop(Bulk):
+    """produce() in a loop that serves deliveries when the queue is full."""
+
+    def send(self, ready: Block) -> None:
+        _produce_each(self.producer, self.topic, ready, None, None)
+
+
+class _PollingLoop(Bulk):
+    """The same with poll(0) now and then, so that the queue is seldom full: the best that a loop can do."""
+
     def send(self, ready: Block) -> None:
         _produce_each(self.producer, self.topic, ready, POLL_EVERY, None)
 
@@ -316,11 +325,19 @@ class _ProduceBatch(Bulk):
 
 
 def _produce_each(
-    producer: Any, topic: str, block: Block, poll_every: int, on_delivery: Callable[..., None] | None
+    producer: Any, topic: str, block: Block, poll_every: int | None, on_delivery: Callable[..., None] | None
 ) -> None:
     """The loop that users of confluent-kafka write; one code for both clients, as their interface is one."""
     produce, poll = producer.produce, producer.poll
     values, keys = block
+    if poll_every is None:
+        every: Sequence[bytes | None] = keys or [None] * len(values)
+        for value, key in zip(values, every, strict=True):
+            try:
+                produce(topic, value, key)
+            except BufferError:
+                _insist(producer, topic, value, key)
+        return
     for start in range(0, len(values), poll_every):
         part = values[start : start + poll_every]
         names: Sequence[bytes | None] = [None] * len(part) if keys is None else keys[start : start + poll_every]
@@ -396,7 +413,7 @@ class _Sender:
                 if self.bulk is not None:
                     self.bulk.send(ready)
                 else:
-                    _produce_each(self.producer, self.topic, block, POLL_EVERY, None)
+                    _produce_each(self.producer, self.topic, block, None, None)
             else:
                 with nullcontext() if self.bulk is None else _served(self.producer):
                     self._sampled(block)
@@ -517,13 +534,22 @@ class FastprodRunner(_PythonRunner):
 
 class ConfluentRunner(_PythonRunner):
     name = "confluent"
-    calls: ClassVar = {"bulk": ("produce", "produce_batch"), "single": ("produce",), "callback": ("produce",)}
+    calls: ClassVar = {
+        "bulk": ("produce", "produce+poll", "produce_batch"),
+        "single": ("produce",),
+        "callback": ("produce",),
+    }
 
     def connect(self, conf: dict[str, Any]) -> Any:
         return confluent_kafka.Producer(for_librdkafka(conf))
 
     def bulk(self, call: str, producer: Any, topic: str) -> Bulk:
-        return {"produce": _ProduceLoop, "produce_batch": _ProduceBatch}[call](producer, topic)
+        kinds: dict[str, type[Bulk]] = {
+            "produce": _ProduceLoop,
+            "produce+poll": _PollingLoop,
+            "produce_batch": _ProduceBatch,
+        }
+        return kinds[call](producer, topic)
 
 
 OURS = FastprodRunner()

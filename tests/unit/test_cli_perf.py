@@ -193,6 +193,7 @@ def test_compare_json_has_every_round(cluster):
     ways = [
         ("bulk", "fastprod", "produce_many"),
         ("bulk", "confluent", "produce"),
+        ("bulk", "confluent", "produce+poll"),
         ("bulk", "confluent", "produce_batch"),
         ("single", "fastprod", "produce"),
         ("single", "confluent", "produce"),
