@@ -136,7 +136,7 @@ class Producer(confluent_kafka.Producer):
         """Accepts a column of records: lists, numpy arrays, Arrow arrays or (offsets, data) pairs.
 
         `keys` is a column like `values`; `partitions` and `timestamps` (ms) are integers per record, or one for
-        all; `headers` is a list with a dict or a list of (name, value) per record, or one for all. Values of 1 KB
+        all; `headers` is a list with a dict or a list of (name, value) per record, or one for all. Values of 512 bytes
         and more in bytes objects or Arrow buffers are not copied: the buffers are kept until acknowledged. A call
         larger than `buffer.memory` streams through it. Returns a Receipt at once when everything is accepted.
         """
