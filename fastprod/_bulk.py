@@ -203,7 +203,7 @@ def _check_schema(schema: Any, topic: str | None) -> None:
         if pa.types.is_map(kind):
             return text(kind.key_type) and text(kind.item_type)
         listed = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-        return (
+        return bool(
             listed
             and pa.types.is_struct(kind.value_type)
             and kind.value_type.get_field_index("key") >= 0
