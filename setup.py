@@ -53,7 +53,8 @@ setup(
             "overflowcheck": False,
             "wraparound": False,
             "cdivision": True,
-            "freethreading_compatible": True,
+            # Lists of receipts and blocks are kept by the GIL: a free-threaded Python turns it on for us.
+            "freethreading_compatible": False,
             "embedsignature": True,
             "linetrace": coverage,
         },

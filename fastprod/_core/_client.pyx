@@ -326,7 +326,7 @@ cdef void _take_report(client_t* client, rd_kafka_event_t* event) noexcept nogil
 cdef void _on_throttle(
     rd_kafka_t* rk, const char* broker, int32_t broker_id, int throttle_ms, void* opaque
 ) noexcept nogil:
-    """Runs inside the reaper's queue_poll (or a transaction's wait); `opaque` is confluent's, so look `rk` up."""
+    """Runs inside drain() (or a transaction's wait); `opaque` is confluent's, so look `rk` up."""
     cdef client_t* client = _client_of(rk)
     cdef event_t* event
     if client == NULL:
