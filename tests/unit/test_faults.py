@@ -1233,8 +1233,10 @@ def test_a_failed_record_fails_the_commit(cluster: MockCluster, transactional: P
 
 def test_a_record_without_partition_fails_the_commit(cluster: MockCluster, transactional: Producer) -> None:
     transactional.begin_transaction()
+    cluster.set_rtt(300)  # the first record asks for metadata; the second is here before the answer
     transactional.produce("t", b"good", partition=0)
     transactional.produce("t", b"bad", partition=99)  # refused when metadata arrives
+    cluster.set_rtt(0)
     with pytest.raises(KafkaException) as raised:
         transactional.commit_transaction(30)
     assert raised.value.args[0].txn_requires_abort()
