@@ -40,6 +40,7 @@ ctypedef struct client_t:
     int64_t event_count
     unsigned long poller        # thread that last ran callbacks
     bint sending                # the sender has chunks that are in no list
+    int guests                  # other threads that are inside librdkafka for us: stop() waits for them
     pthread_cond_t scout_wake   # a topic is new, or looks stuck
     int64_t refresh_us          # topic.metadata.refresh.interval.ms
     int64_t propagation_us      # how long a topic may stay unknown
@@ -55,5 +56,6 @@ cdef int add_handle(client_t*, void* handle, topic_t*) noexcept nogil
 cdef bint is_routing(client_t*) noexcept nogil
 cdef void on_queue(rd_kafka_t*, void* client) noexcept nogil
 cdef void drain(client_t*) noexcept nogil
+cdef void drain_as_guest(client_t*, int purge_flags) noexcept nogil
 cdef void publish_completed(client_t*) noexcept nogil
 cdef void drop_event(event_t*) noexcept nogil

@@ -865,6 +865,22 @@ cdef int add_handle(client_t* client, void* handle, topic_t* topic) noexcept nog
 
 # --------------------------------------------------------------------------------------------------- for the runtime
 
+cdef void drain_as_guest(client_t* client, int purge_flags) noexcept nogil:
+    """drain() on a thread other than the sender, after a purge if flags are given. stop() waits for guests."""
+    pthread_mutex_lock(&client.acc.lock)
+    if client.stop:
+        pthread_mutex_unlock(&client.acc.lock)
+        return
+    client.guests += 1
+    pthread_mutex_unlock(&client.acc.lock)
+    if purge_flags:
+        rdkafka.purge(client.rk, purge_flags)
+    drain(client)
+    pthread_mutex_lock(&client.acc.lock)
+    client.guests -= 1
+    pthread_mutex_unlock(&client.acc.lock)
+
+
 cdef void set_newborn(client_t* client) noexcept nogil:
     """The client that this thread is about to make through confluent-kafka, or NULL when that is over."""
     fp_set_newborn(client)

@@ -75,6 +75,7 @@ from fastprod._core._client cimport (
     add_handle,
     client_t,
     drain,
+    drain_as_guest,
     drop_event,
     event_t,
     forks,
@@ -537,6 +538,8 @@ cdef class Runtime:
             pthread_cond_broadcast(&client.acc.work)
             pthread_cond_broadcast(&client.acc.done)
             pthread_cond_broadcast(&client.scout_wake)
+            while client.guests:
+                fp_cond_wait_until(&client.acc.done, &client.acc.lock, fp_now_us() + 500)
             pthread_mutex_unlock(&client.acc.lock)
             if client.threads > 0:
                 pthread_join(client.sender, NULL)
@@ -1086,8 +1089,8 @@ cdef class Runtime:
                 fp_cond_wait_until(&acc.done, &acc.lock, min(until_us, fp_now_us() + SLICE_US))
             acc.done_waiting -= 1
             pthread_mutex_unlock(&acc.lock)
-            if self.client.news and not self.client.stop:
-                drain(self.client)  # sooner than through the sender
+            if self.client.news:
+                drain_as_guest(self.client, 0)  # sooner than through the sender
         PyErr_CheckSignals()
         return 0
 
@@ -1176,8 +1179,7 @@ cdef class Runtime:
             flags |= PURGE_F_NON_BLOCKING
         if flags & (PURGE_F_QUEUE | PURGE_F_INFLIGHT):
             with nogil:
-                rdkafka.purge(self.client.rk, flags)
-                drain(self.client)
+                drain_as_guest(self.client, flags)
 
     def drop_waiting(self):
         """Ends what has not been handed to librdkafka, with the error code for purged records."""

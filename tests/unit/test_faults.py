@@ -1248,6 +1248,39 @@ def test_a_record_without_partition_fails_the_commit(cluster: MockCluster, trans
     assert transactional._runtime.memory == 0
 
 
+@pytest.mark.parametrize("round_", range(5))
+def test_close_while_other_threads_wait(cluster: MockCluster, round_: int) -> None:
+    """They end with an error or a result, and nobody touches what close() has given back."""
+    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "linger.ms": 1})
+    go_on = threading.Event()
+    go_on.set()
+
+    def busy(call: Callable[[], Any]) -> None:
+        while go_on.is_set():
+            try:
+                call()
+            except RuntimeError as error:
+                assert "closed" in str(error)
+                return
+
+    calls: list[Callable[[], Any]] = [
+        lambda: producer.poll(0.05),
+        lambda: producer.flush(0.05),
+        lambda: producer.produce("t", b"v"),
+        lambda: producer.produce_many("t", [b"v" * 600] * 100).wait(0.05),
+        lambda: producer.purge(in_flight=False),
+    ]
+    threads = [threading.Thread(target=busy, args=[call]) for call in calls]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.1 + 0.02 * round_)
+    producer.close(0)
+    go_on.clear()
+    for thread in threads:
+        thread.join(HANG)
+        assert not thread.is_alive()
+
+
 def test_fork_error_is_a_runtime_error() -> None:
     assert issubclass(ForkError, RuntimeError)
     assert issubclass(BufferFullError, BufferError)
