@@ -47,7 +47,7 @@ class Producer(confluent_kafka.Producer):
             raise TypeError("expected configuration dict")
         settings, conf = _config.split({**(args[0] if args else {}), **kwargs}, plugin_path())
         runtime = Runtime(settings)
-        runtime.attach(lambda: confluent_kafka.Producer.__init__(self, conf))
+        runtime.attach(lambda: super(Producer, self).__init__(conf))
         self._runtime = runtime
         _live.add(self)
 

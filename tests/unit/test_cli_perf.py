@@ -202,7 +202,7 @@ def test_compare_json_has_every_round(cluster):
     ]
     rounds = report["rounds"]
     assert [(one["mode"], one["client"], one["call"]) for one in rounds] == ways * 2
-    assert [one["round"] for one in rounds] == [1] * 7 + [2] * 7
+    assert [one["round"] for one in rounds] == [1] * 8 + [2] * 8
     assert all(set(one) == ROUND and one["records"] == 200 for one in rounds)
     assert [(row["mode"], row["client"], row["call"]) for row in report["summary"]] == ways
     for row in report["summary"]:

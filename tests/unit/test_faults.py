@@ -1256,12 +1256,9 @@ def test_close_while_other_threads_wait(cluster: MockCluster, round_: int) -> No
     go_on.set()
 
     def busy(call: Callable[[], Any]) -> None:
-        while go_on.is_set():
-            try:
+        with contextlib.suppress(RuntimeError):  # the producer has been closed
+            while go_on.is_set():
                 call()
-            except RuntimeError as error:
-                assert "closed" in str(error)
-                return
 
     calls: list[Callable[[], Any]] = [
         lambda: producer.poll(0.05),
