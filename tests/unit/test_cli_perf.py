@@ -209,7 +209,7 @@ def test_compare_json_has_every_round(cluster):
         assert (row["throughput_ratio"] is None) == (row["client"] == "fastprod")
         assert (row["cpu_ratio"] is None) == (row["client"] == "fastprod")
         assert row["records_per_s"].keys() == {"median", "min", "max"}
-    assert _written(cluster) - before == 14 * (200 + 10 + 3)
+    assert _written(cluster) - before == 16 * (200 + 10 + 3)
 
 
 def test_compare_the_modes_asked_for(cluster):
