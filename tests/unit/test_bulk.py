@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException
+from reference import murmur2
 
 from fastprod import Producer, Receipt, RecordError
 from fastprod.testing import MockCluster
@@ -44,22 +45,6 @@ def make(cluster: MockCluster) -> Iterator[Callable[..., Producer]]:
 @pytest.fixture
 def producer(make: Callable[..., Producer]) -> Producer:
     return make()
-
-
-def murmur2(data: bytes) -> int:
-    """Kafka's hash, written down once more, to compare with."""
-    mask, m = 0xFFFFFFFF, 0x5BD1E995
-    h = 0x9747B28C ^ len(data)
-    whole = len(data) & ~3
-    for at in range(0, whole, 4):
-        k = int.from_bytes(data[at : at + 4], "little") * m & mask
-        k = (k ^ k >> 24) * m & mask
-        h = (h * m & mask) ^ k
-    rest = data[whole:]
-    if rest:
-        h = (h ^ int.from_bytes(rest, "little")) * m & mask
-    h = (h ^ h >> 13) * m & mask
-    return h ^ h >> 15
 
 
 def java_partition(key: bytes, partitions: int = PARTITIONS) -> int:

@@ -17,6 +17,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.error import KeySerializationError, ValueSerializationError
 from confluent_kafka.serialization import StringSerializer
+from reference import murmur2
 
 import fastprod
 from fastprod import ConfigError, Producer, RecordError, SerializingProducer
@@ -60,22 +61,6 @@ def outcome(producer: confluent_kafka.Producer, *args: Any, **kwargs: Any) -> tu
 
 def stored(cluster: MockCluster, topic: str = "t") -> list[tuple[bytes | None, bytes | None]]:
     return [(message.key(), message.value()) for message in cluster.records(topic)]
-
-
-def murmur2(data: bytes) -> int:
-    """Kafka's hash, written down once more, to compare with."""
-    mask, m = 0xFFFFFFFF, 0x5BD1E995
-    h = 0x9747B28C ^ len(data)
-    whole = len(data) & ~3
-    for at in range(0, whole, 4):
-        k = int.from_bytes(data[at : at + 4], "little") * m & mask
-        k = (k ^ k >> 24) * m & mask
-        h = (h * m & mask) ^ k
-    rest = data[whole:]
-    if rest:
-        h = (h ^ int.from_bytes(rest, "little")) * m & mask
-    h = (h ^ h >> 13) * m & mask
-    return h ^ h >> 15
 
 
 def java_partition(key: bytes, partitions: int = PARTITIONS) -> int:
