@@ -37,8 +37,6 @@ from fastprod._core._platform cimport (
     pthread_cond_signal,
     pthread_mutex_destroy,
     pthread_mutex_init,
-    pthread_mutex_lock,
-    pthread_mutex_unlock,
 )
 
 cdef enum:

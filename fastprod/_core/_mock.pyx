@@ -7,7 +7,7 @@ librdkafka's error codes (0 = done). Callers check arguments, because librdkafka
 
 import threading
 
-from libc.stdint cimport INT64_MAX, int16_t, int32_t, int64_t
+from libc.stdint cimport INT64_MAX, int16_t, int32_t
 from libc.stdlib cimport free, malloc
 
 from fastprod._core._rdkafka cimport (
