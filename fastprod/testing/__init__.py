@@ -1,22 +1,32 @@
-"""Kafka for tests and benchmarks: librdkafka's mock brokers, in this process or in one of their own.
+"""Kafka for tests and benchmarks: librdkafka's mock brokers, and real ones of Apache Kafka.
 
 Nothing is imported before it is asked for, because pytest loads the plugin of this package in every run.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fastprod.testing._audit import Audit, audit
+    from fastprod.testing.kafka import KafkaCluster, KafkaUnavailable
     from fastprod.testing.mock import MockCluster, MockClusterProcess, Request
 
-__all__ = ["MockCluster", "MockClusterProcess", "Request"]
+_MODULES = {  # where each name lives
+    "Audit": "_audit",
+    "KafkaCluster": "kafka",
+    "KafkaUnavailable": "kafka",
+    "MockCluster": "mock",
+    "MockClusterProcess": "mock",
+    "Request": "mock",
+    "audit": "_audit",
+}
+__all__ = ["Audit", "KafkaCluster", "KafkaUnavailable", "MockCluster", "MockClusterProcess", "Request", "audit"]
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from fastprod.testing import mock
-
-    return getattr(mock, name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -17,22 +17,21 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import re
 import subprocess
 import sys
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError
 
 from fastprod._core import _mock
 from fastprod._core._rdkafka import error_text
+from fastprod.testing._cluster import Cluster
 
 __all__ = ["MockCluster", "MockClusterProcess", "Request"]
 
@@ -69,7 +68,6 @@ API_NAMES = {key: name for name, key in API_KEYS.items()}
 ERROR_CODES: dict[str, int] = {
     name: code for name, code in vars(KafkaError).items() if isinstance(code, int) and name.lstrip("_").isupper()
 }
-TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,21 +81,12 @@ class Request:
     """Seconds on librdkafka's clock: time.monotonic()'s on Linux, time.time()'s on macOS."""
 
 
-class _Cluster(ABC):
+class _Cluster(Cluster):
     """Everything a mock cluster can do, wherever its brokers run."""
-
-    bootstrap_servers: str
-    """What clients connect to: host:port,host:port on the loopback, open to every process of this machine."""
-    brokers: tuple[int, ...]
-    """The ids of the brokers, from 1."""
 
     @abstractmethod
     def _call(self, operation: str, *arguments: Any) -> Any:
         """Run a method of `_mock.Cluster` where the brokers are."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """End the brokers and every connection to them; a second call does nothing."""
 
     def _prepare(self, brokers: int, topics: Mapping[str, int] | None, rtt_ms: int | None) -> None:
         self.brokers = tuple(range(1, brokers + 1))
@@ -111,14 +100,6 @@ class _Cluster(ABC):
             self.close()
             raise
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     # topics and leaders
 
     def create_topic(self, name: str, partitions: int = 1, replication_factor: int | None = None) -> None:
@@ -128,13 +109,7 @@ class _Cluster(ABC):
         client brings about by asking for it has 4 partitions and random leaders instead.
         """
         count = len(self.brokers)
-        copies = min(3, count) if replication_factor is None else replication_factor
-        if not TOPIC_NAME.fullmatch(name):
-            raise ValueError(f"topic name {name!r} is not 1 to 249 of the characters a-z, A-Z, 0-9, '.', '_' and '-'")
-        if partitions < 1:
-            raise ValueError(f"topic {name!r} needs at least 1 partition, not {partitions}")
-        if not 1 <= copies <= count:
-            raise ValueError(f"replication_factor={copies} does not fit a cluster of {count}; give 1 to {count}")
+        copies = self._copies(name, partitions, replication_factor)
         code = self._call("create_topic", name, partitions, copies)
         if code == KafkaError.TOPIC_ALREADY_EXISTS:
             raise ValueError(f"topic {name!r} exists already; choose another name")
@@ -149,13 +124,6 @@ class _Cluster(ABC):
         self._require(topic, partition)
         target = ALL if broker == ALL else self._broker(broker)
         self._done(self._call("set_leader", topic, partition, target), f"move {topic} [{partition}] to {broker}")
-
-    def leader_of(self, topic: str, partition: int, *, timeout: float = 30.0) -> int | None:
-        """The broker that leads a partition, as the metadata tells clients, or None if there is none."""
-        self._require(topic, partition)
-        with self._reader(timeout) as consumer:
-            leader: int = consumer.list_topics(timeout=timeout).topics[topic].partitions[partition].leader
-        return None if leader == ALL else leader
 
     def topic_error(self, topic: str, error: int | str | KafkaError | None) -> None:
         """Answer every metadata request for a topic with an error, until called with None."""
@@ -256,92 +224,12 @@ class _Cluster(ABC):
         """Empty the list and go on tracking."""
         self._call("clear_requests")
 
-    # what was written
-
-    def watermarks(self, topic: str, *, timeout: float = 30.0) -> dict[int, tuple[int, int]]:
-        """Per partition the first offset kept and the next one to be written.
-
-        A partition keeps about its last 5 MB, so the first offset rises under load; the second counts what
-        was ever written.
-        """
-        self._require(topic)
-        with self._reader(timeout) as consumer:
-            return self._watermarks(consumer, topic, timeout)
-
-    def records(self, topic: str, *, timeout: float = 30.0) -> list[Message]:
-        """All records that a topic holds at the moment of the call, by partition and offset.
-
-        A partition holds about its last 5 MB, see `watermarks`; batches of more than half of that are not
-        kept reliably.
-        """
-        self._require(topic)
-        deadline = time.monotonic() + timeout
-        found: list[Message] = []
-        with self._reader(timeout) as consumer:
-            ends = {
-                partition: high
-                for partition, (low, high) in self._watermarks(consumer, topic, timeout).items()
-                if low < high
-            }
-            consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in ends])
-            while ends:
-                message = consumer.poll(max(0.0, min(1.0, deadline - time.monotonic())))
-                if message is not None and (partition := message.partition()) in ends:
-                    error, offset = message.error(), message.offset()
-                    if error is None and offset is not None:
-                        if offset < ends[partition]:
-                            found.append(message)
-                        finished = offset >= ends[partition] - 1
-                    else:
-                        # The end may hold no record to see, such as a transaction's marker.
-                        finished = error is not None and error.code() == KafkaError._PARTITION_EOF
-                    if finished:
-                        del ends[partition]
-                elif time.monotonic() >= deadline:
-                    raise TimeoutError(
-                        f"read {len(found)} records of topic {topic!r} in {timeout:g} s but not the end of "
-                        f"partitions {sorted(ends)}; is a broker down or slow?"
-                    )
-        return sorted(found, key=lambda message: (message.partition(), message.offset()))
-
-    def _watermarks(self, consumer: Consumer, topic: str, timeout: float) -> dict[int, tuple[int, int]]:
-        partitions = consumer.list_topics(timeout=timeout).topics[topic].partitions
-        return {
-            partition: consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=timeout)
-            for partition in sorted(partitions)
-        }
-
-    @contextmanager
-    def _reader(self, timeout: float) -> Iterator[Consumer]:
-        consumer = Consumer(
-            {
-                "bootstrap.servers": self.bootstrap_servers,
-                "group.id": "fastprod.testing",
-                "enable.auto.commit": False,
-                "enable.partition.eof": True,
-                "enable.metrics.push": False,
-                "fetch.wait.max.ms": 10,
-                "log_level": 0,
-            }
-        )
-        try:
-            yield consumer
-        except KafkaException as error:
-            raise TimeoutError(
-                f"{self!r} gave no answer within {timeout:g} s ({error.args[0].str()}); "
-                "is a broker down, a partition without a leader or an error still pushed?"
-            ) from error
-        finally:
-            consumer.close()
-
     # checks
 
     def _broker(self, broker: int | None) -> int:
         if broker is None:
             return ALL
-        if broker not in self.brokers:
-            raise ValueError(f"there is no broker {broker!r}; the cluster has 1 to {len(self.brokers)}")
-        return broker
+        return self._known(broker)
 
     def _require(self, topic: str, partition: int = 0) -> None:
         # Every other question about an unknown topic would create it.

@@ -1,17 +1,19 @@
-"""pytest's door to the mock cluster: a fixture of a fresh cluster per test, and a marker to shape it.
+"""pytest's door to the clusters: a fresh mock cluster per test, and one real Kafka broker per run.
 
-The cluster's modules are imported by the first test that asks for one; a run that never does pays nothing,
+The clusters' modules are imported by the first test that asks for one; a run that never does pays nothing,
 and a broken installation fails those tests only.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
+    from fastprod.testing.kafka import KafkaCluster
     from fastprod.testing.mock import MockCluster
 
 
@@ -30,4 +32,29 @@ def mock_cluster(request: pytest.FixtureRequest) -> Iterator[MockCluster]:
 
     marker = request.node.get_closest_marker("mock_cluster")
     with MockCluster(*marker.args, **marker.kwargs) if marker else MockCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def kafka_available() -> None:
+    """Skips the test where Java or Kafka is missing, or fails it if FASTPROD_REQUIRE_KAFKA is set.
+
+    For fixtures that start a KafkaCluster of their own.
+    """
+    from fastprod.testing.kafka import KafkaUnavailable, find_kafka
+
+    try:
+        find_kafka()
+    except KafkaUnavailable as missing:
+        if os.environ.get("FASTPROD_REQUIRE_KAFKA", "0") not in ("", "0"):
+            pytest.fail(f"FASTPROD_REQUIRE_KAFKA is set, but {missing}", pytrace=False)
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="session")
+def kafka_cluster(kafka_available: None) -> Iterator[KafkaCluster]:
+    """A fastprod.testing.KafkaCluster of 1 broker, the same for the whole run: tests use topics of their own."""
+    from fastprod.testing.kafka import KafkaCluster
+
+    with KafkaCluster() as cluster:
         yield cluster

@@ -1,0 +1,109 @@
+"""Where Java and Kafka's jars are: on the machine already, or brought by Maven once.
+
+Jars that Maven resolves land in a folder of the user's cache, named after the pom's artifact and version. The
+folder appears whole or not at all, so that processes may resolve at the same time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib.resources import as_file, files
+from pathlib import Path
+from xml.etree import ElementTree
+
+__all__ = ["KafkaUnavailable", "java_program", "kafka_jars"]
+
+log = logging.getLogger("fastprod.testing")
+
+
+class KafkaUnavailable(RuntimeError):
+    """This machine has no Java, no Kafka or no way to get it; the text says what to install."""
+
+
+def java_program(name: str = "java") -> str:
+    """The path of a program of the JDK: from JAVA_HOME, else from PATH."""
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        path = Path(home, "bin", name)
+        if path.is_file():
+            return str(path)
+        raise KafkaUnavailable(f"JAVA_HOME is {home!r}, but there is no {path}; correct or unset it")
+    found = shutil.which(name)
+    if found is None:
+        raise KafkaUnavailable(
+            f"Apache Kafka needs Java, and there is no {name!r} on the PATH; install a JDK of version 17 or newer "
+            "(Debian: openjdk-17-jdk-headless), or set JAVA_HOME"
+        )
+    return found
+
+
+def kafka_jars() -> Path:
+    """The folder with the jars of Apache Kafka: of KAFKA_HOME, else from the cache, else through Maven."""
+    home = os.environ.get("KAFKA_HOME")
+    if not home:
+        return maven_jars("kafka-pom.xml")
+    for folder in (Path(home, "libs"), Path(home)):
+        if any(folder.glob("kafka-clients-*.jar")):
+            return folder
+    raise KafkaUnavailable(
+        f"KAFKA_HOME is {home!r}, but there is no libs/kafka-clients-*.jar below it; "
+        "let it name an unpacked Apache Kafka of version 4, or unset it"
+    )
+
+
+def maven_jars(pom: str) -> Path:
+    """The folder with everything that a pom of this package depends on."""
+    with as_file(files(__package__) / pom) as path:
+        name, version = _identity(path)
+        folder = _cache_folder() / f"{name}-{version}"
+        if not folder.is_dir():
+            _resolve(path, folder)
+    return folder
+
+
+def _identity(pom: Path) -> tuple[str, str]:
+    root = ElementTree.parse(pom).getroot()
+    found = [root.findtext(f"{{*}}{tag}") for tag in ("artifactId", "version")]
+    assert all(found), f"{pom} lacks artifactId or version"
+    return str(found[0]), str(found[1])
+
+
+def _cache_folder() -> Path:
+    if sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "fastprod"
+
+
+def _resolve(pom: Path, folder: Path) -> None:
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise KafkaUnavailable(
+            "there is no Apache Kafka here yet: either set KAFKA_HOME to the folder of an unpacked Apache Kafka 4, "
+            "or install Maven (Debian: maven), with which fastprod fetches it once, 55 MB"
+        )
+    java_program()  # Maven would say less clearly that it is missing
+    log.warning("resolving %s through Maven into %s, once", folder.name, folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as work:
+        jars = Path(work, "jars")
+        command = [maven, "-B", "-q", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={jars}"]
+        # Somewhere else than in the current folder, whose .mvn would have a say.
+        done = subprocess.run(command, cwd=work, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if done.returncode or not any(jars.glob("*.jar")):
+            said = (done.stdout + done.stderr).strip()[-2000:]
+            raise KafkaUnavailable(
+                f"Maven could not fetch {folder.name}; try again, or set KAFKA_HOME to the folder of an unpacked "
+                f"Apache Kafka 4. It said:\n{said}"
+            )
+        try:
+            jars.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another process was quicker
+                raise

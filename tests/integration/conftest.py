@@ -1,0 +1,29 @@
+"""Shared by the tests that need a real Kafka: topics of their own, and clusters other than the usual one."""
+
+import itertools
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+from reference import murmur2
+
+from fastprod.testing import KafkaCluster
+
+_numbers = itertools.count()
+
+
+def java_partition(partitions: int) -> Callable[[bytes], int]:
+    """Where Java's producer puts a key, computed without fastprod."""
+    return lambda key: (murmur2(key) & 0x7FFFFFFF) % partitions
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A topic name that no other test uses."""
+    return f"{re.sub('[^A-Za-z0-9]+', '-', request.node.name)[:200]}-{next(_numbers)}"
+
+
+@pytest.fixture(scope="module")
+def three_brokers(kafka_available: None) -> Iterator[KafkaCluster]:
+    with KafkaCluster(3) as cluster:
+        yield cluster
