@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -30,7 +30,7 @@ class Audit:
     doubled: int
     """Copies beyond the first."""
     reordered: int
-    """Records that come after one with a higher number and the same key, or without keys, in the same partition."""
+    """Records that come after one with a higher number in the same partition, or with the same key."""
     misplaced: int
     """Records in another partition than `partition_of` gives."""
     alien: int
@@ -72,6 +72,7 @@ def audit(
     *,
     number_of: Callable[[Message], int] = leading_number,
     partition_of: Callable[[bytes], int] | None = None,
+    order: Literal["partition", "key", "none"] = "partition",
     timeout: float = 120.0,
 ) -> Audit:
     """Read a topic as a read_committed consumer and count what is wrong with it.
@@ -82,6 +83,8 @@ def audit(
         expected: how many records there should be.
         number_of: tells a record's number, from 0 in the order of production.
         partition_of: tells where a key belongs; None checks no placement.
+        order: where numbers must rise: in every partition, as one producing thread leaves them; only among records
+            of the same key; or nowhere.
         timeout: seconds without any news after which reading is given up.
     """
     config = {"bootstrap.servers": cluster} if isinstance(cluster, str) else dict(cluster)
@@ -97,7 +100,7 @@ def audit(
         }
     )
     try:
-        return _audit(consumer, topic, expected, number_of, partition_of, timeout)
+        return _audit(consumer, topic, expected, number_of, partition_of, order, timeout)
     finally:
         consumer.close()
 
@@ -108,6 +111,7 @@ def _audit(
     expected: int,
     number_of: Callable[[Message], int],
     partition_of: Callable[[bytes], int] | None,
+    order: str,
     timeout: float,
 ) -> Audit:
     known = consumer.list_topics(topic, timeout=timeout).topics[topic]
@@ -116,7 +120,7 @@ def _audit(
     left = set(known.partitions)
     counts = dict.fromkeys(sorted(left), 0)
     seen = bytearray(expected)
-    newest: dict[tuple[int, bytes | None], int] = {}  # the highest number so far of a key in a partition
+    newest: dict[object, int] = {}  # the highest number so far, per partition or per partition and key
     places: dict[bytes, int] = {}
     records = doubled = reordered = misplaced = alien = 0
     consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in left])
@@ -144,11 +148,12 @@ def _audit(
             if seen[number]:
                 doubled += 1
             seen[number] = 1
-            before = newest.get((partition, key), -1)
-            if number < before:
-                reordered += 1
-            else:
-                newest[partition, key] = number
+            if order != "none":
+                line = partition if order == "partition" else (partition, key)
+                if number < newest.get(line, -1):
+                    reordered += 1
+                else:
+                    newest[line] = number
             if partition_of is not None and key is not None:
                 place = places.get(key)
                 if place is None:

@@ -24,7 +24,7 @@ import tempfile
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +33,7 @@ from typing import Any
 from confluent_kafka import ElectionType, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
+    ClusterMetadata,
     NewTopic,
     ScramCredentialInfo,
     ScramMechanism,
@@ -146,7 +147,7 @@ class KafkaCluster(Cluster):
             self._write_files(config or {})
             for node in self._nodes.values():
                 self._launch(node)
-            self._wait(lambda: self._alive(self.brokers), "the brokers to be up", START_S)
+            self._wait(self._alive, "the brokers to be up", START_S)
             self._create_users()
             for name, partitions in (topics or {}).items():
                 self.create_topic(name, partitions)
@@ -237,7 +238,7 @@ class KafkaCluster(Cluster):
         if node.running:
             self.stop(broker)
         self._launch(node)
-        self._wait(lambda: self._alive([broker]), f"broker {broker} to be back", timeout)
+        self._wait(self._alive, f"broker {broker} to be back", timeout)
 
     def pause(self, broker: int) -> None:
         """Freeze a broker with SIGSTOP: its connections stay open and nothing is answered, until `resume`."""
@@ -449,23 +450,35 @@ class KafkaCluster(Cluster):
     def _admin(self) -> AdminClient:
         self._check_usable()
         if self._admin_client is None:
-            self._admin_client = AdminClient(
-                {"bootstrap.servers": self.bootstrap_servers, "enable.metrics.push": False, "log_level": 0}
-            )
+            self._admin_client = AdminClient(_quiet(self.bootstrap_servers))
         return self._admin_client
 
-    def _alive(self, brokers: Iterable[int]) -> bool:
+    def _views(self) -> Iterator[ClusterMetadata]:
+        """The cluster as each running broker sees it, which may lag behind what the others know."""
+        for broker in self.brokers:
+            node = self._nodes[broker]
+            if node.running and not node.paused:
+                # A fresh client, because one that knows the other brokers asks any of them.
+                client = AdminClient(_quiet(f"{HOST}:{node.ports['PLAINTEXT']}"))
+                yield client.list_topics(timeout=2.0)
+
+    def _alive(self) -> bool:
+        """Whether all running brokers know of each other."""
+        running = {broker for broker in self.brokers if self._nodes[broker].running and not self._nodes[broker].paused}
         with suppress(KafkaException):
-            return set(self._admin.list_topics(timeout=2.0).brokers) >= set(brokers)
+            return all(set(view.brokers) >= running for view in self._views())
         return False
 
     def _in_sync(self, topic: str, partitions: int = 1) -> bool:
         with suppress(KafkaException):
-            found = self._admin.list_topics(timeout=2.0).topics.get(topic)
-            known = found.partitions.values() if found is not None else ()
-            return len(known) >= partitions and all(
-                one.leader in one.isrs and len(one.isrs) == len(one.replicas) for one in known
-            )
+            for view in self._views():
+                found = view.topics.get(topic)
+                known = found.partitions.values() if found is not None else ()
+                if len(known) < partitions or any(
+                    one.leader not in one.isrs or len(one.isrs) < len(one.replicas) for one in known
+                ):
+                    return False
+            return True
         return False
 
     def _wait(self, condition: Callable[[], object], what: str, timeout: float) -> None:
@@ -523,6 +536,10 @@ def _end(owner: int, nodes: dict[int, _Node], reserved: list[socket.socket], fol
     for holder in reserved:
         holder.close()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _quiet(servers: str) -> dict[str, Any]:
+    return {"bootstrap.servers": servers, "enable.metrics.push": False, "log_level": 0}
 
 
 def _protocol(sasl: bool, tls: bool) -> str:
