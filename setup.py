@@ -1,4 +1,4 @@
-"""Cythonizes the extension modules under fastprod/_core; everything else is in pyproject.toml.
+"""Cythonizes the extension modules under fastprod/_core; metadata is in pyproject.toml.
 
 FASTPROD_DEBUG=1       bounds checks, overflow checks and C assertions on, optimiser off
 FASTPROD_SANITIZE=...  adds -fsanitize=... (address, undefined), for the sanitizer run
@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from Cython.Build import cythonize
-from setuptools import Extension, setup
+from setuptools import Extension, find_packages, setup
 
 
 def flag(name: str) -> bool:
@@ -32,6 +32,9 @@ if coverage:
 
 core = Path("fastprod/_core")
 setup(
+    # Spark finds data sources in top-level modules named pyspark_*; ours lives with the rest of the Spark code.
+    packages=[*find_packages(include=["fastprod", "fastprod.*"]), "pyspark_fastprod"],
+    package_dir={"pyspark_fastprod": "fastprod/spark/_discovery"},
     ext_modules=cythonize(
         [
             Extension(
@@ -60,5 +63,5 @@ setup(
         },
         build_dir=os.environ.get("FASTPROD_BUILD_DIR", "build/cython"),
         force=debug or coverage or bool(sanitize),
-    )
+    ),
 )

@@ -1,0 +1,178 @@
+"""What an export did, task by task and partition by partition.
+
+Tasks report to the driver as small JSON documents; `ExportReport` is their sum. Nothing in it comes from the client's
+configuration, so it can be stored and shown.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+__all__ = ["ExportReport", "PartitionReport", "TaskReport"]
+
+BAR = 40  # characters of the longest bar
+
+
+@dataclass(slots=True)
+class PartitionReport:
+    """What came to lie in one partition of a topic."""
+
+    records: int = 0
+    first_offset: int | None = None
+    last_offset: int | None = None
+
+    def add(self, records: int, first: int | None, last: int | None) -> None:
+        self.records += records
+        if first is not None:
+            self.first_offset = first if self.first_offset is None else min(first, self.first_offset)
+        if last is not None:
+            self.last_offset = last if self.last_offset is None else max(last, self.last_offset)
+
+
+Topics = dict[str, dict[int, PartitionReport]]
+
+
+def merge_topics(into: Topics, other: Topics) -> None:
+    for topic, partitions in other.items():
+        mine = into.setdefault(topic, {})
+        for number, part in partitions.items():
+            mine.setdefault(number, PartitionReport()).add(part.records, part.first_offset, part.last_offset)
+
+
+@dataclass(slots=True)
+class TaskReport:
+    """What the successful attempt of one task did."""
+
+    task: int
+    """The number of the Spark partition."""
+    attempt: int = 0
+    records: int = 0
+    bytes: int = 0
+    """Of keys and values."""
+    retries: int = 0
+    """Requests to brokers that had to be repeated."""
+    seconds: float = 0.0
+    skipped: bool = False
+    """With exactly_once: an earlier attempt or job had committed this partition already."""
+    topics: Topics = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        known = json.loads(text)
+        topics = {
+            topic: {int(number): PartitionReport(**part) for number, part in partitions.items()}
+            for topic, partitions in known.pop("topics").items()
+        }
+        return cls(**known, topics=topics)
+
+
+@dataclass(frozen=True, slots=True)
+class ExportReport:
+    """The result of an export: every record of it is acknowledged, or the job has failed."""
+
+    records: int
+    bytes: int
+    """Of keys and values."""
+    failed: int
+    """Records without acknowledgement. A task with any fails, so a finished export has none."""
+    retries: int
+    """Requests to brokers that had to be repeated."""
+    seconds: float
+    """From the call of write() to its end."""
+    topics: Mapping[str, Mapping[int, PartitionReport]]
+    """Records and offsets by topic and partition. Offsets span what was written, also by others in between."""
+    tasks: tuple[TaskReport, ...]
+    """By the number of the Spark partition."""
+
+    @classmethod
+    def of(cls, tasks: Iterable[TaskReport], seconds: float) -> Self:
+        ordered = tuple(sorted(tasks, key=lambda task: task.task))
+        topics: Topics = {}
+        for task in ordered:
+            merge_topics(topics, task.topics)
+        sums = [sum(getattr(task, name) for task in ordered) for name in ("records", "bytes", "retries")]
+        sorted_topics = {topic: dict(sorted(parts.items())) for topic, parts in sorted(topics.items())}
+        return cls(sums[0], sums[1], 0, sums[2], seconds, sorted_topics, ordered)
+
+    @property
+    def skipped(self) -> int:
+        """Tasks that had nothing to do, because exactly_once found their output committed."""
+        return sum(task.skipped for task in self.tasks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain dicts, lists and numbers, ready for JSON."""
+        return asdict(self)
+
+    def save(self, path: str | Path) -> None:
+        """Writes JSON, or a page to look at if the name ends in .html."""
+        target = Path(path)
+        text = self._page() if target.suffix.lower() in (".html", ".htm") else json.dumps(self.to_dict(), indent=2)
+        target.write_text(text + "\n", encoding="utf-8")
+
+    def _facts(self) -> dict[str, str]:
+        rate = self.records / self.seconds if self.seconds else 0.0
+        facts = {
+            "records": f"{self.records:,}",
+            "bytes": f"{self.bytes:,}",
+            "failed": f"{self.failed:,}",
+            "retries": f"{self.retries:,}",
+            "seconds": f"{self.seconds:.1f}",
+            "records/s": f"{rate:,.0f}",
+            "tasks": f"{len(self.tasks):,}",
+        }
+        if self.skipped:
+            facts["tasks skipped, committed earlier"] = f"{self.skipped:,}"
+        return facts
+
+    def _rows(self) -> list[tuple[str, int, PartitionReport, float]]:
+        """Topic, partition, its figures, and its share of the largest."""
+        most = max((part.records for parts in self.topics.values() for part in parts.values()), default=0)
+        return [
+            (topic, number, part, part.records / most if most else 0.0)
+            for topic, parts in self.topics.items()
+            for number, part in parts.items()
+        ]
+
+    def summary(self) -> str:
+        """The totals in a line."""
+        return ", ".join(f"{value} {name}" for name, value in self._facts().items())
+
+    def __str__(self) -> str:
+        lines = [self.summary()]
+        for topic, number, part, share in self._rows():
+            offsets = "" if part.first_offset is None else f"  offsets {part.first_offset}..{part.last_offset}"
+            lines.append(f"{topic} [{number}] {part.records:>12,}  {'#' * round(BAR * share):{BAR}}{offsets}")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks."""
+        facts = "".join(
+            f"<tr><th>{html.escape(name)}</th><td>{value}</td></tr>" for name, value in self._facts().items()
+        )
+        rows = "".join(
+            f"<tr><td>{html.escape(topic)}</td><td>{number}</td><td>{part.records:,}</td>"
+            f'<td><div style="background:#4c78a8;height:0.8em;width:{12 * share:.2f}em"></div></td>'
+            f"<td>{'' if part.first_offset is None else part.first_offset}</td>"
+            f"<td>{'' if part.last_offset is None else part.last_offset}</td></tr>"
+            for topic, number, part, share in self._rows()
+        )
+        heads = "".join(
+            f"<th>{name}</th>" for name in ("topic", "partition", "records", "", "first offset", "last offset")
+        )
+        return f"<table>{facts}</table><table><tr>{heads}</tr>{rows}</table>"
+
+    def _page(self) -> str:
+        return (
+            '<!doctype html><html lang="en"><meta charset="utf-8"><title>fastprod export</title>'
+            "<style>body{font:15px sans-serif;margin:2em}table{border-collapse:collapse;margin-bottom:2em}"
+            "td,th{padding:.2em .8em;text-align:right;border-bottom:1px solid #ddd}</style>"
+            f"<h1>fastprod export</h1>{self._repr_html_()}"
+        )

@@ -1,0 +1,139 @@
+"""The data source `fastprod`: df.write.format("fastprod") and df.writeStream.format("fastprod").
+
+    (df.write.format("fastprod").mode("append")
+       .option("kafka.bootstrap.servers", "kafka:9092").option("topic", "orders").save())
+
+Options are those of Spark's own Kafka sink: `kafka.*` go to the producer without the prefix, `topic` beats the column.
+Ours are `exactly.once` and `job.id` as in `fastprod.spark.write`, and `report`, a file for the report as JSON or HTML.
+Spark hands options over in lower case; every name here is lower case anyway.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSource, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from fastprod.spark._plan import plan, used_columns
+from fastprod.spark._worker import Sink, write_batches
+from fastprod.spark.report import ExportReport, TaskReport
+
+try:
+    from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
+except ImportError as missing:
+    raise ImportError(
+        "the data source needs pyspark 4.1 or newer, whose writers take Arrow batches; fastprod.spark.write() works "
+        "with pyspark 4.0 too"
+    ) from missing
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["FastprodDataSource"]
+
+log = logging.getLogger("fastprod.spark")
+PREFIX = "kafka."
+OWN = ("topic", "exactly.once", "job.id", "report")
+SPARKS = ("checkpointlocation", "path", "queryname")  # that Spark passes on to every sink
+
+
+class FastprodDataSource(DataSource):
+    """Writes to Kafka through fastprod; does not read."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "fastprod"
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        if overwrite:
+            raise ValueError('Kafka topics are only appended to: use .mode("append"), not "overwrite"')
+        return BatchWriter(*_parse(self.options, schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+        if overwrite:
+            raise ValueError('Kafka topics are only appended to: use .outputMode("append"), not "complete"')
+        return StreamWriter(*_parse(self.options, schema))
+
+
+@dataclass
+class Message(WriterCommitMessage):
+    """A task's report on its way to the driver."""
+
+    report: str
+
+
+class _Writer:
+    """What writing a batch and writing a stream have in common."""
+
+    def __init__(self, sink: Sink, columns: list[str], report: str | None) -> None:
+        self.sink = sink
+        self.columns = columns
+        self.report = report
+        self.start = time.time()
+
+    def _write(self, sink: Sink, batches: Iterable[pa.RecordBatch]) -> Message:
+        return Message(write_batches(sink, (batch.select(self.columns) for batch in batches)).to_json())
+
+    def _tell(self, messages: Sequence[Any], what: str, start: float) -> None:
+        tasks = [TaskReport.from_json(message.report) for message in messages if message is not None]
+        report = ExportReport.of(tasks, time.time() - start)
+        log.warning("%s: %s", what, report.summary())
+        if self.report is not None:
+            report.save(self.report)
+
+
+class BatchWriter(_Writer, DataSourceArrowWriter):
+    """A writer for df.write."""
+
+    def write(self, iterator: Iterator[Any]) -> Message:
+        return self._write(self.sink, iterator)
+
+    def commit(self, messages: Sequence[Any]) -> None:
+        self._tell(messages, "fastprod has written", self.start)
+
+    def abort(self, messages: Sequence[Any]) -> None:
+        done = [TaskReport.from_json(message.report).records for message in messages if message is not None]
+        log.error("fastprod: the job failed; tasks that succeeded before have written %d records", sum(done))
+
+
+class StreamWriter(_Writer, DataSourceStreamArrowWriter):
+    """A writer for df.writeStream. A batch that Spark repeats after a restart is written again, unless exactly.once."""
+
+    def write(self, iterator: Iterator[Any]) -> Message:
+        sink = self.sink
+        if sink.job is not None:
+            context = TaskContext.get()
+            batch = context.getLocalProperty("streaming.sql.batchId") if context is not None else None
+            if batch is None:
+                raise RuntimeError(
+                    "Spark does not tell the number of the batch, without which exactly.once cannot work"
+                )
+            sink = Sink(sink.config, sink.topic, f"{sink.job}.{batch}")
+        return self._write(sink, iterator)
+
+    def commit(self, messages: Sequence[Any], batchId: int) -> None:
+        self._tell(messages, f"fastprod has written batch {batchId}", time.time())
+
+    def abort(self, messages: Sequence[Any], batchId: int) -> None:
+        log.error("fastprod: batch %d failed and will be written again when the query is restarted", batchId)
+
+
+def _parse(options: MutableMapping[str, str], schema: StructType) -> tuple[Sink, list[str], str | None]:
+    given = {name.lower(): value for name, value in options.items()}
+    config = {name.removeprefix(PREFIX): value for name, value in given.items() if name.startswith(PREFIX)}
+    unknown = [name for name in given if not name.startswith(PREFIX) and name not in OWN and name not in SPARKS]
+    if unknown:
+        raise ValueError(
+            f"unknown options {', '.join(map(repr, unknown))}: there are {', '.join(OWN)}, and kafka.* for the producer"
+        )
+    if "bootstrap.servers" not in config:
+        raise ValueError('option "kafka.bootstrap.servers" is missing: .option("kafka.bootstrap.servers", "host:9092")')
+    topic = given.get("topic")
+    sink = plan(schema, topic, config, given.get("exactly.once"), given.get("job.id"))
+    return sink, used_columns(schema, topic), given.get("report")

@@ -1,0 +1,89 @@
+"""The data source `fastprod`, batch and streaming."""
+
+import json
+import time
+
+import pytest
+
+import fastprod.spark
+
+
+@pytest.fixture
+def registered(spark):
+    fastprod.spark.register(spark)
+    return spark
+
+
+def test_spark_finds_the_data_source_by_itself(spark, mock, topic) -> None:
+    mock.create_topic(topic, 2)
+    df = spark.newSession().range(100).selectExpr("cast(id AS string) AS value")
+    df.write.format("fastprod").mode("append").option("kafka.bootstrap.servers", mock.bootstrap_servers).option(
+        "topic", topic
+    ).save()
+    assert len(mock.records(topic)) == 100
+
+
+def test_a_batch_with_a_report(registered, mock, topic, tmp_path) -> None:
+    mock.create_topic(topic, 2)
+    df = registered.range(1000).selectExpr("cast(id AS string) AS key", "cast(id AS string) AS value", "id AS other")
+    (
+        df.write.format("fastprod")
+        .mode("append")
+        .option("Kafka.Bootstrap.Servers", mock.bootstrap_servers)
+        .option("kafka.Compression.Type", "lz4")
+        .option("topic", topic)
+        .option("report", str(tmp_path / "report.json"))
+        .save()
+    )
+    assert sorted(int(record.value()) for record in mock.records(topic)) == list(range(1000))
+    assert json.loads((tmp_path / "report.json").read_text())["records"] == 1000
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"topic": "t"}, "kafka.bootstrap.servers"),
+        ({"kafka.bootstrap.servers": "x:1"}, "no topic"),
+        ({"kafka.bootstrap.servers": "x:1", "topic": "t", "tpoic": "t"}, "unknown options 'tpoic'"),
+        ({"kafka.bootstrap.servers": "x:1", "topic": "t", "kafka.nonsense": "1"}, "nonsense"),
+        ({"kafka.bootstrap.servers": "x:1", "topic": "t", "exactly.once": "task"}, "job_id"),
+    ],
+)
+def test_wrong_options_are_named(registered, options, message) -> None:
+    with pytest.raises(Exception, match=message):
+        registered.range(1).selectExpr("'v' AS value").write.format("fastprod").mode("append").options(**options).save()
+
+
+def test_overwrite_is_refused(registered, mock, topic) -> None:
+    writer = registered.range(1).selectExpr("'v' AS value").write.format("fastprod").mode("overwrite")
+    with pytest.raises(Exception, match=r'use \.mode\("append"\)'):
+        writer.option("kafka.bootstrap.servers", mock.bootstrap_servers).option("topic", topic).save()
+
+
+def test_a_stream_goes_on_from_its_checkpoint_without_a_gap(registered, mock, topic, tmp_path) -> None:
+    mock.create_topic(topic, 3)
+
+    def run(seconds: float) -> None:
+        query = (
+            registered.readStream.format("rate")
+            .option("rowsPerSecond", 1000)
+            .load()
+            .selectExpr("cast(value AS string) AS value")
+            .writeStream.format("fastprod")
+            .option("kafka.bootstrap.servers", mock.bootstrap_servers)
+            .option("topic", topic)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .start()
+        )
+        before = sum(end for _, end in mock.watermarks(topic).values())
+        deadline = time.monotonic() + 60
+        while sum(end for _, end in mock.watermarks(topic).values()) < before + 1000 * seconds:
+            assert query.exception() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        query.stop()
+
+    run(2)
+    run(2)
+    numbers = {int(record.value()) for record in mock.records(topic)}
+    assert numbers == set(range(max(numbers) + 1))

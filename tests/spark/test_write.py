@@ -1,0 +1,181 @@
+"""fastprod.spark.write and partition_writer on mock brokers: columns, errors, reports."""
+
+import json
+import os
+
+import pytest
+
+import fastprod.spark
+from fastprod.spark import ExportReport, partition_writer, write
+
+
+def config(cluster) -> dict:
+    return {"bootstrap.servers": cluster.bootstrap_servers}
+
+
+def test_every_column_arrives(spark, mock, topic) -> None:
+    mock.create_topic(topic, 4)
+    df = spark.sql(
+        """
+        SELECT cast(id AS string) AS key, cast(concat('v', id) AS binary) AS value, cast(id % 4 AS int) AS partition,
+               array(named_struct('key', 'h', 'value', cast(cast(id AS string) AS binary))) AS headers,
+               timestamp_millis(1600000000000 + id) AS timestamp, 'ignored' AS other
+        FROM range(1000)
+        """
+    )
+    report = write(df, topic, config(mock))
+    assert (report.records, report.failed, len(report.tasks)) == (1000, 0, df.rdd.getNumPartitions())
+    assert report.bytes == sum(len(str(n)) + len(f"v{n}") for n in range(1000))
+    assert {number: part.records for number, part in report.topics[topic].items()} == dict.fromkeys(range(4), 250)
+    found = mock.records(topic)
+    assert sorted(int(record.key()) for record in found) == list(range(1000))
+    for record in found:
+        number = int(record.key())
+        assert record.value() == b"v%d" % number
+        assert record.partition() == number % 4
+        assert record.headers() == [("h", b"%d" % number)]
+        assert record.timestamp()[1] == 1_600_000_000_000 + number
+
+
+def test_the_topic_column_and_the_argument_that_beats_it(spark, mock, topic) -> None:
+    for suffix in ("a", "b", "c"):
+        mock.create_topic(f"{topic}-{suffix}", 2)
+    df = spark.range(300).selectExpr(
+        "cast(id AS string) AS value", f"concat('{topic}-', if(id % 3 = 0, 'a', 'b')) AS topic"
+    )
+    report = write(df, config=config(mock))
+    counts = {name: sum(part.records for part in parts.values()) for name, parts in report.topics.items()}
+    assert counts == {f"{topic}-a": 100, f"{topic}-b": 200}
+    assert list(write(df, f"{topic}-c", config(mock)).topics) == [f"{topic}-c"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (["cast(id AS string) AS key"], "no column 'value'"),
+        (["id AS value"], "column 'value' must be string or binary, not bigint"),
+        (["'v' AS value", "id AS key"], "column 'key' must be string or binary, not bigint"),
+        (["'v' AS value", "'0' AS partition"], "column 'partition' must be int, not string"),
+        (["'v' AS value", "'x' AS headers"], "column 'headers' must be array<struct"),
+        (["'v' AS value", "'x' AS timestamp"], "column 'timestamp' must be timestamp"),
+    ],
+)
+def test_a_wrong_column_is_named_before_anything_is_sent(spark, mock, topic, columns, message) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        write(spark.range(10).selectExpr(*columns), topic, config(mock))
+
+
+def test_a_topic_is_needed(spark, mock) -> None:
+    df = spark.range(1).selectExpr("'v' AS value")
+    with pytest.raises(ValueError, match=r"no topic: give topic=\.\.\., or have a column 'topic'"):
+        write(df, config=config(mock))
+    with pytest.raises(TypeError, match="column 'topic' must be string, not bigint"):
+        write(spark.range(1).selectExpr("'v' AS value", "id AS topic"), config=config(mock))
+
+
+def test_a_null_topic_fails_the_task_and_names_the_column(spark, mock, topic) -> None:
+    mock.create_topic(topic)
+    df = spark.range(10).selectExpr("'v' AS value", f"if(id = 7, null, '{topic}') AS topic").coalesce(1)
+    with pytest.raises(Exception, match="column 'topic' is null in 1 of 10 rows"):
+        write(df, config=config(mock))
+    assert mock.records(topic) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({}, "bootstrap.servers"), ({"bootstrap.servers": "x:1", "no.such.option": "1"}, "no.such.option")],
+)
+def test_a_wrong_config_is_named_on_the_driver(spark, topic, settings, message) -> None:
+    with pytest.raises(Exception, match=message):
+        write(spark.range(1).selectExpr("'v' AS value"), topic, settings)
+
+
+def test_a_failed_record_fails_the_job_with_its_reason(spark, mock, topic) -> None:
+    mock.create_topic(topic, 2)
+    df = spark.range(100).selectExpr("'v' AS value", "cast(if(id = 50, 77, 0) AS int) AS partition").coalesce(1)
+    with pytest.raises(
+        Exception, match=r"1 of the records of Spark partition 0 \(attempt \d\).*has partitions 0 to 1, not 77"
+    ):
+        write(df, topic, config(mock))
+    # The worker's producer was thrown away with what it held; the next job gets a new one and works.
+    assert write(spark.range(100).selectExpr("'v' AS value").coalesce(1), topic, config(mock)).records == 100
+
+
+def test_an_empty_frame_and_empty_partitions(spark, mock, topic) -> None:
+    mock.create_topic(topic, 2)
+    df = spark.range(100).selectExpr("cast(id AS string) AS value").repartition(8)
+    assert write(df.where("false"), topic, config(mock)).records == 0
+    report = write(df.where("value = '7'"), topic, config(mock))
+    assert (report.records, len(report.tasks)) == (1, 8)
+
+
+def test_a_worker_keeps_its_producer_between_tasks(spark, mock, topic) -> None:
+    mock.create_topic(topic, 2)
+    df = spark.range(1000).selectExpr("cast(id AS string) AS value").repartition(20)
+    with mock.track_requests() as requests:
+        write(df, topic, {**config(mock), "client.id": topic})  # a configuration that no earlier test has left behind
+    # Each new producer asks for an id of its own; 20 tasks run on 2 workers, seldom on one more.
+    assert 1 <= sum(request.api == "InitProducerId" for request in requests) <= 4
+
+
+def test_the_report_in_all_its_forms(spark, mock, topic, tmp_path) -> None:
+    mock.create_topic(topic, 3)
+    report = write(spark.range(900).selectExpr("'v' AS value", "cast(id % 3 AS int) AS partition"), topic, config(mock))
+    assert json.loads(json.dumps(report.to_dict()))["records"] == 900
+    assert [len(line.split("#")) - 1 for line in str(report).splitlines()[1:]] == [40, 40, 40]
+    assert "offsets 0..299" in str(report)
+    assert topic in report._repr_html_()
+    report.save(tmp_path / "report.json")
+    assert json.loads((tmp_path / "report.json").read_text())["topics"][topic]["1"]["last_offset"] == 299
+    report.save(tmp_path / "report.html")
+    assert "<table>" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("shape", ["bytes", "str", "pair", "dict", "row"])
+def test_partition_writer_takes_rows_of_every_shape(spark, mock, topic, shape) -> None:
+    mock.create_topic(topic, 3)
+    numbers = spark.sparkContext.parallelize(range(5000), 4)
+    rdd = {
+        "bytes": lambda: numbers.map(lambda n: b"%d" % n),
+        "str": lambda: numbers.map(str),
+        "pair": lambda: numbers.map(lambda n: (b"k%d" % n, b"%d" % n)),
+        "dict": lambda: numbers.map(lambda n: {"value": b"%d" % n, "headers": {"h": b"1"}, "partition": n % 3}),
+        "row": lambda: spark.range(5000).selectExpr("cast(id AS string) AS value", f"'{topic}' AS topic").rdd,
+    }[shape]()
+    target = None if shape == "row" else topic
+    reports = rdd.mapPartitions(partition_writer(config(mock), target, chunk=700)).collect()
+    total = ExportReport.of(reports, 1.0)
+    assert total.records == 5000
+    assert [task.task for task in total.tasks] == list(range(rdd.getNumPartitions()))
+    assert sorted(int(record.value()) for record in mock.records(topic)) == list(range(5000))
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (17, "cannot write 17"),
+        ((1, 2, 3), "cannot write"),
+        ({"key": b"k"}, "no field 'value'"),
+        ({"value": 17}, "17|int"),
+    ],
+)
+def test_partition_writer_names_a_wrong_row(spark, mock, topic, row, message) -> None:
+    mock.create_topic(topic)
+    rdd = spark.sparkContext.parallelize([row], 1)
+    with pytest.raises(Exception, match=message):
+        rdd.mapPartitions(partition_writer(config(mock), topic)).collect()
+
+
+def test_secrets_stay_out_of_plans_and_reports(spark, mock, topic) -> None:
+    mock.create_topic(topic)
+    settings = {**config(mock), "ssl.key.password": "hunter2-secret"}
+    df = spark.range(10).selectExpr("'v' AS value")
+    report = write(df, topic, settings)
+    assert "hunter2" not in f"{report} {report.to_dict()} {report._repr_html_()}"
+    sink = fastprod.spark._plan.plan(df.schema, topic, settings)
+    assert "hunter2" not in repr(sink)
+
+
+def test_nothing_is_imported_for_those_who_do_not_use_spark() -> None:
+    code = "import sys, fastprod; sys.exit('pyspark' in sys.modules)"
+    assert os.spawnvp(os.P_WAIT, os.sys.executable, [os.sys.executable, "-c", code]) == 0
