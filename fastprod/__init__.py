@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fastprod._core._runtime import Receipt
-    from fastprod.errors import BufferFullError, ConfigError, ForkError, RecordError
+    from fastprod.errors import AuthenticationError, BufferFullError, ConfigError, ForkError, RecordError
     from fastprod.producer import Producer
     from fastprod.serializing import SerializingProducer
 
 __version__ = "0.1.0"
 __all__ = [
+    "AuthenticationError",
     "BufferFullError",
     "ConfigError",
     "ForkError",
@@ -31,6 +32,7 @@ _HOMES = {
     "Receipt": "fastprod._core._runtime",
     "BufferFullError": "fastprod.errors",
     "ConfigError": "fastprod.errors",
+    "AuthenticationError": "fastprod.errors",
     "ForkError": "fastprod.errors",
     "RecordError": "fastprod.errors",
 }

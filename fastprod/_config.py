@@ -116,6 +116,10 @@ def _idempotence_fits(conf: Mapping[str, Any]) -> bool:
     )
 
 
+def _no_error_cb(error: KafkaError) -> None:
+    """Stands in where the user has none."""
+
+
 def split(config: Mapping[str, Any], plugin: str) -> tuple[Settings, dict[str, Any]]:
     """(our settings, the configuration for confluent_kafka.Producer)."""
     given: dict[str, Any] = dict(config)
@@ -146,6 +150,7 @@ def split(config: Mapping[str, Any], plugin: str) -> tuple[Settings, dict[str, A
     settings.throttle_cb = _callback(conf, "throttle_cb")
     # These also go to confluent-kafka: it tells librdkafka to emit the events, and runs them in transactions.
     settings.error_cb = conf.get("error_cb")
+    conf["error_cb"] = settings.error_cb or _no_error_cb  # without one, librdkafka keeps errors from us too
     settings.stats_cb = conf.get("stats_cb")
     settings.logger = conf.get("logger")
 

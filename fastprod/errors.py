@@ -15,5 +15,14 @@ class ConfigError(KafkaException, ValueError):
     """A configuration value is not usable; `args[0]` is the KafkaError."""
 
 
+class AuthenticationError(KafkaException):
+    """The brokers refuse this client, or it refuses them: wrong credentials, or TLS that does not fit.
+
+    `args[0]` is the KafkaError with the reason. Raised by poll(), flush(), close() and Receipt.wait() as long as
+    nothing was ever acknowledged and there is no `error_cb`; records are kept, so a call can be repeated after
+    set_sasl_credentials().
+    """
+
+
 class ForkError(RuntimeError):
     """A producer made before fork() is used in the child process."""

@@ -18,6 +18,7 @@ from fastprod import _config
 from fastprod._core import _runtime as core
 from fastprod._core._client import plugin_path
 from fastprod._core._runtime import Receipt, Runtime, check_headers
+from fastprod.errors import AuthenticationError
 
 DeliveryCallback = Callable[[KafkaError | None, Any], None]
 
@@ -211,7 +212,8 @@ class Producer(confluent_kafka.Producer):
             raise confluent_kafka.KafkaException(
                 KafkaError(
                     KafkaError._TIMED_OUT,
-                    f"{len(self)} records of the transaction are not acknowledged yet; commit again or abort",
+                    f"{len(self)} records of the transaction are not acknowledged yet; commit again or abort"
+                    + (f" ({trouble})" if (trouble := runtime.trouble()) else ""),
                     False,
                     True,
                 )
@@ -265,7 +267,13 @@ class Producer(confluent_kafka.Producer):
         if runtime is None or runtime.closed:
             return True
         runtime.assert_usable()
-        runtime.flush(-1 if timeout is None else timeout)
+        try:
+            runtime.flush(-1 if timeout is None else timeout)
+        except AuthenticationError:
+            lost = self._end()
+            if lost:
+                _warn_lost(lost, "was closed")
+            raise
         lost = self._end()
         runtime.run_callbacks()  # of records given up just now
         return lost == 0

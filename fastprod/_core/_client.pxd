@@ -1,6 +1,6 @@
 # A producer's client: what its threads share. See _client.pyx.
 
-from libc.stdint cimport int32_t, int64_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from fastprod._core._accumulator cimport accumulator_t, topic_t
 from fastprod._core._platform cimport pthread_cond_t, pthread_t
@@ -47,6 +47,12 @@ ctypedef struct client_t:
     void (*route)(void*, topic_t*) noexcept nogil  # routes what waited for metadata by a Python partitioner, or NULL
     void* runtime               # its first argument
     bint transactional
+    uint64_t connected          # a bit per broker with a usable connection; brokers may share one. Under `acc.lock`
+    # The last error about reaching a broker; guarded by `acc.lock`.
+    char trouble[512]
+    int32_t trouble_code
+    int64_t trouble_us          # when, 0 = never
+    int64_t progress_us         # when records were last acknowledged, 0 = never
 
 cdef void set_newborn(client_t*) noexcept nogil
 cdef int start_threads(client_t*) noexcept nogil

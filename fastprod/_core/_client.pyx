@@ -12,7 +12,7 @@ librdkafka is never called with one of our locks held, so its callbacks may take
 
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcmp, memcpy, memset, strdup
+from libc.string cimport memcmp, memcpy, memset, strcmp, strdup, strncpy
 
 from fastprod._core._accumulator cimport (
     BACKREF_BYTES,
@@ -144,10 +144,29 @@ cdef int _conf_init "fp_conf_init"(void* conf) noexcept nogil:
 cdef rd_kafka_resp_err_t _on_new(
     rd_kafka_t* rk, const rd_kafka_conf_t* conf, void* opaque, char* errstr, size_t errstr_size
 ) noexcept nogil:
+    cdef rd_kafka_resp_err_t error
     (<client_t*>opaque).rk = rk
-    if not (<client_t*>opaque).transactional:
-        return 0
-    return rdkafka.interceptor_add_on_acknowledgement(rk, b"fastprod", _on_acknowledged, opaque)
+    error = rdkafka.interceptor_add_on_broker_state_change(rk, b"fastprod", _on_broker_state, opaque)
+    if error == 0 and (<client_t*>opaque).transactional:
+        error = rdkafka.interceptor_add_on_acknowledgement(rk, b"fastprod", _on_acknowledged, opaque)
+    return error
+
+
+cdef rd_kafka_resp_err_t _on_broker_state(
+    rd_kafka_t* rk, int32_t broker, const char* protocol, const char* name, int port, const char* state, void* opaque
+) noexcept nogil:
+    """A connection was made or lost. Runs on librdkafka's threads, some with its locks held."""
+    cdef client_t* client = <client_t*>opaque
+    cdef uint64_t bit = 1
+    bit <<= <uint32_t>(broker * 31 + port) & 63
+    pthread_mutex_lock(&client.acc.lock)
+    if strcmp(state, b"UP") == 0:
+        client.connected |= bit
+        pthread_cond_signal(&client.scout_wake)
+    else:
+        client.connected &= ~bit
+    pthread_mutex_unlock(&client.acc.lock)
+    return 0
 
 
 cdef inline topic_t* _topic_of(client_t* client, void* handle) noexcept nogil:
@@ -296,6 +315,7 @@ cdef inline void _acknowledge(client_t* client, lane_t* lane, const rd_kafka_mes
     if chunk != NULL and _settle(lane, chunk, i, message.err, message):
         if not message.err:
             fp_store64(&lane.progress_us, fp_now_us())
+            fp_store64(&client.progress_us, lane.progress_us)
         _push_completed(client, chunk)
 
 
@@ -428,6 +448,16 @@ cdef void on_queue(rd_kafka_t* rk, void* opaque) noexcept nogil:
     pthread_mutex_unlock(&client.acc.lock)
 
 
+cdef void _note_trouble(client_t* client, int32_t error, const char* text) noexcept nogil:
+    """Remembers why brokers cannot be reached, for errors that would otherwise only speak of a timeout."""
+    if error in (ERR__AUTHENTICATION, ERR__SSL, ERR__TRANSPORT, ERR__RESOLVE):
+        pthread_mutex_lock(&client.acc.lock)
+        strncpy(client.trouble, text, sizeof(client.trouble) - 1)
+        client.trouble_code = error
+        client.trouble_us = fp_now_us()
+        pthread_mutex_unlock(&client.acc.lock)
+
+
 cdef void drain(client_t* client) noexcept nogil:
     """Empties librdkafka's queue: notes outcomes, frees messages, keeps what is for the user's callbacks."""
     cdef rd_kafka_event_t* event
@@ -440,6 +470,8 @@ cdef void drain(client_t* client) noexcept nogil:
         kept = NULL
         if kind == EVENT_DR and not client.transactional:
             _take_report(client, event)
+        if kind == EVENT_ERROR:
+            _note_trouble(client, rdkafka.event_error(event), rdkafka.event_error_string(event))
         if kind == EVENT_ERROR or kind == EVENT_STATS or kind == EVENT_LOG:
             kept = <event_t*>calloc(1, sizeof(event_t))
         if kept != NULL:
@@ -810,8 +842,13 @@ cdef void* scout_main(void* argument) noexcept nogil:
             topic.routing = False
         if answer != NULL:
             rdkafka.metadata_destroy(answer)
-        if error and not client.stop:  # nobody to ask: do not spin
-            fp_cond_wait_until(&client.scout_wake, &acc.lock, fp_now_us() + 20000)
+        if error and not client.stop:
+            if client.connected == 0:
+                # Each question makes librdkafka try all brokers every 50 ms; by itself it tries once a second.
+                patience = 100
+                fp_cond_wait_until(&client.scout_wake, &acc.lock, fp_now_us() + 1000000)
+            else:
+                fp_cond_wait_until(&client.scout_wake, &acc.lock, fp_now_us() + 20000)
     pthread_mutex_unlock(&acc.lock)
     return NULL
 

@@ -128,13 +128,16 @@ cdef enum:
     ERR__BAD_MSG = -199
     ERR__FAIL = -196
     ERR__TRANSPORT = -195
+    ERR__RESOLVE = -193
     ERR__MSG_TIMED_OUT = -192
     ERR__UNKNOWN_PARTITION = -190
     ERR__UNKNOWN_TOPIC = -188
     ERR__INVALID_ARG = -186
     ERR__TIMED_OUT = -185
     ERR__QUEUE_FULL = -184
+    ERR__SSL = -181
     ERR__STATE = -172
+    ERR__AUTHENTICATION = -169
     ERR__PURGE_QUEUE = -152
     ERR__PURGE_INFLIGHT = -151
     ERR__FATAL = -150
@@ -148,6 +151,8 @@ ctypedef rd_kafka_resp_err_t (*on_new_f)(
     rd_kafka_t*, const rd_kafka_conf_t*, void*, char*, size_t) noexcept nogil
 ctypedef rd_kafka_resp_err_t (*on_acknowledgement_f)(
     rd_kafka_t*, rd_kafka_message_t*, void*) noexcept nogil
+ctypedef rd_kafka_resp_err_t (*on_broker_state_f)(
+    rd_kafka_t*, int32_t, const char*, const char*, int, const char*, void*) noexcept nogil
 ctypedef void (*throttle_f)(rd_kafka_t*, const char*, int32_t, int, void*) noexcept nogil
 
 cdef struct rdkafka_api:
@@ -200,6 +205,8 @@ cdef struct rdkafka_api:
         rd_kafka_conf_t*, const char*, on_new_f, void*) noexcept nogil
     rd_kafka_resp_err_t (*interceptor_add_on_acknowledgement)(
         rd_kafka_t*, const char*, on_acknowledgement_f, void*) noexcept nogil
+    rd_kafka_resp_err_t (*interceptor_add_on_broker_state_change)(
+        rd_kafka_t*, const char*, on_broker_state_f, void*) noexcept nogil
     void (*conf_set_throttle_cb)(rd_kafka_conf_t*, throttle_f) noexcept nogil
     # mock cluster
     rd_kafka_mock_cluster_t* (*mock_cluster_new)(rd_kafka_t*, int) noexcept nogil

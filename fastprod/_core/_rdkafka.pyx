@@ -72,6 +72,8 @@ cdef int _load() except -1:
     (<void**>&_table.event_log)[0] = _resolve(library, b"event_log")
     (<void**>&_table.conf_interceptor_add_on_new)[0] = _resolve(library, b"conf_interceptor_add_on_new")
     (<void**>&_table.interceptor_add_on_acknowledgement)[0] = _resolve(library, b"interceptor_add_on_acknowledgement")
+    (<void**>&_table.interceptor_add_on_broker_state_change)[0] = _resolve(
+        library, b"interceptor_add_on_broker_state_change")
     (<void**>&_table.conf_set_throttle_cb)[0] = _resolve(library, b"conf_set_throttle_cb")
     (<void**>&_table.mock_cluster_new)[0] = _resolve(library, b"mock_cluster_new")
     (<void**>&_table.mock_cluster_destroy)[0] = _resolve(library, b"mock_cluster_destroy")

@@ -13,7 +13,7 @@ import sys
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException
 
-from fastprod.errors import BufferFullError, ForkError, RecordError
+from fastprod.errors import AuthenticationError, BufferFullError, ForkError, RecordError
 from fastprod.receipt import Extent, FailedRecord, Record
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -98,6 +98,7 @@ from fastprod._core._platform cimport (
     fp_add64,
     fp_cond_init,
     fp_cond_wait_until,
+    fp_load64,
     fp_now_us,
     pthread_cond_broadcast,
     pthread_cond_destroy,
@@ -240,6 +241,7 @@ cdef class Receipt:
             seen = self.runtime.client.acc.news
             if self.done:
                 break
+            self.runtime.check_access()
             if fp_now_us() >= until or self.runtime.closed:
                 return self.done
             self.runtime.wait_for_news(until, seen)
@@ -270,7 +272,7 @@ cdef class Receipt:
     def errors(self):
         """List of FailedRecord(index, error, record), by index."""
         failed = [
-            FailedRecord(index, KafkaError(code), self.record(index, partition))
+            FailedRecord(index, self.runtime.outcome_error(code), self.record(index, partition))
             for index, code, partition in self.failures()
         ]
         failed += [FailedRecord(index, error, self.record(index, None)) for index, error in self.rejected.items()]
@@ -415,6 +417,7 @@ cdef class Runtime:
     cdef object throttle_cb
     cdef object logger
     cdef bint only_errors
+    cdef int64_t told_us        # the trouble that was last raised, by its time
     cdef int64_t max_block_us
     cdef int64_t max_record_bytes
     cdef bint transactional
@@ -808,8 +811,8 @@ cdef class Runtime:
         if status == APPEND_NO_ROOM:
             raise BufferFullError(
                 f"Local: Queue full: no room in buffer.memory = {acc.limit} bytes within "
-                f"max.block.ms = {self.max_block_us // 1000}; the brokers take records more slowly than they are "
-                "produced"
+                f"max.block.ms = {self.max_block_us // 1000}; "
+                f"{self.trouble() or 'the brokers take records more slowly than they are produced'}"
             )
         if status == APPEND_TOO_LARGE:
             raise RecordError(
@@ -1113,6 +1116,7 @@ cdef class Runtime:
             raise RuntimeError("Producer has been closed")
         self.check_fork()
         served = self.dispatch()
+        self.check_access()
         if served or timeout == 0:
             return served
         until = _until(timeout)
@@ -1121,6 +1125,7 @@ cdef class Runtime:
             if self.client.acc.deliveries == NULL and self.client.events == NULL:
                 self.wait_for_news(until, seen)
             served = self.dispatch()
+            self.check_access()
         return served
 
     def flush(self, double timeout=-1):
@@ -1152,6 +1157,7 @@ cdef class Runtime:
                     seen = acc.news
                     pthread_mutex_unlock(&acc.lock)
                 self.dispatch()  # when all is done, this runs the last callbacks of what was flushed
+                self.check_access()
                 if idle or fp_now_us() >= until or self.closed:
                     break
                 self.wait_for_news(until, seen)
@@ -1165,6 +1171,38 @@ cdef class Runtime:
                 pthread_mutex_unlock(&acc.lock)
         self.sweep()
         return 0 if idle else self.outstanding()
+
+    cpdef str trouble(self):
+        """Why brokers cannot be reached, or None; also None once something was acknowledged after it."""
+        cdef char text[512]
+        with nogil:
+            pthread_mutex_lock(&self.client.acc.lock)
+            memcpy(text, self.client.trouble, sizeof(text))
+            pthread_mutex_unlock(&self.client.acc.lock)
+        if self.client.trouble_us <= fp_load64(&self.client.progress_us):
+            return None
+        return text.decode(errors="replace")
+
+    cdef object outcome_error(self, int32_t code):
+        """The error of a record without acknowledgement; a timeout says what it was waiting for."""
+        if code == ERR__MSG_TIMED_OUT or code == ERR__TIMED_OUT:
+            trouble = self.trouble()
+            if trouble:
+                return KafkaError(code, f"{rdkafka.err2str(code).decode()}: {trouble}")
+        return KafkaError(code)
+
+    cdef int check_access(self) except -1:
+        """Raises when brokers refuse us from the start, once for every time they do."""
+        cdef client_t* client = self.client
+        if (
+            client.trouble_us > self.told_us
+            and client.progress_us == 0
+            and client.trouble_code in (ERR__AUTHENTICATION, ERR__SSL)
+            and self.error_cb is None
+        ):
+            self.told_us = client.trouble_us
+            raise AuthenticationError(KafkaError(client.trouble_code, self.trouble()))
+        return 0
 
     def purge(self, bint in_queue=True, bint in_flight=True, bint blocking=True):
         """Drops records: those waiting (`in_queue`) and those on their way (`in_flight`)."""
@@ -1347,7 +1385,7 @@ cdef class Runtime:
                 message._timestamp = more.timestamp
                 message._timestamp_type = more.timestamp_type
             else:
-                message._error = KafkaError(error_code)
+                message._error = self.outcome_error(error_code)
                 message._timestamp = -1
                 message._timestamp_type = 0
             served += 1

@@ -37,6 +37,7 @@ BATCH = 10_000  # dicts in one call of confluent's produce_batch
 SLICE_S = 0.001  # a paced run hands in what is due at least once in so many seconds
 CONNECT_S = 8.0  # a broker that has not answered by then is not there
 PERCENTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99, "p999": 0.999}
+MOVING = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
 
 Advance = Callable[[int], None]
 _LETTERS = bytes(65 + byte % 26 for byte in range(256))
@@ -48,6 +49,10 @@ class Unreachable(Exception):
 
 class DeliveryError(Exception):
     """Records were not acknowledged; the text says how many and why."""
+
+
+class Unfit(Exception):
+    """A client cannot take part in a comparison; the text says why."""
 
 
 # ---- what to send
@@ -125,6 +130,8 @@ class Round:
     failed: int = 0
     reason: str = ""
     interrupted: bool = False
+    told: dict[str, float] | None = None
+    """What latency() says, from a client that tells no more than that."""
 
     @property
     def rate(self) -> float:
@@ -138,7 +145,7 @@ class Round:
         """Average, maximum and percentiles in ms, picked as kafka-producer-perf-test picks them."""
         found = self.latencies_ms
         if not found:
-            return None
+            return self.told
         last = len(found) - 1
         return {
             "samples": len(found),
@@ -198,6 +205,14 @@ class Runner(ABC):
     name: str
     calls: ClassVar[Mapping[str, tuple[str, ...]]]
     """Per mode the calls its users make; the first is the usual one."""
+    needs_real_broker: ClassVar[bool] = False
+
+    def ways(self, mode: str, rate: float | None) -> tuple[str, ...]:
+        """The calls to compare in a mode, at a rate or at full speed."""
+        return self.calls[mode]
+
+    def check(self, load: Load, conf: Mapping[str, Any]) -> None:  # noqa: B027  (few have objections)
+        """Raises Unfit if the load cannot be sent, or not in a way that may be compared."""
 
     @abstractmethod
     def run(
@@ -632,11 +647,17 @@ class Target:
         """Records ever written to the topic."""
         end = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         wanted = {TopicPartition(self.topic, partition): end for partition in range(self.partitions)}
-        try:
-            found = self._admin.list_offsets(wanted, request_timeout=CONNECT_S)
-            return sum(answer.result().offset for answer in found.values())
-        except KafkaException as error:
-            raise Unreachable(f"{self.address} does not tell its offsets ({error.args[0].str()})") from None
+        deadline = time.monotonic() + CONNECT_S
+        while True:
+            try:
+                found = self._admin.list_offsets(wanted, request_timeout=CONNECT_S)
+                return sum(answer.result().offset for answer in found.values())
+            except KafkaException as error:
+                # A broker may lead a new partition by the metadata before it knows of it.
+                if error.args[0].code() not in MOVING or time.monotonic() > deadline:
+                    reason = error.args[0].str()
+                    raise Unreachable(f"{self.address} does not tell its offsets ({reason})") from None
+            time.sleep(0.05)
 
 
 def measure(
@@ -654,7 +675,7 @@ def measure(
         done = runner.run(mode, call, load, conf, target.partitions, advance)
     except (KafkaException, BufferError) as error:
         reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
-        raise DeliveryError(f"{runner.name} {call}() failed: {reason}") from error
+        raise DeliveryError(f"{runner.name} {call} failed: {reason}") from error
     grown = target.written() - before - done.warmup
     if done.interrupted:
         done.records = max(0, grown)
@@ -667,7 +688,7 @@ def measure(
     missing = max(done.failed, done.records - grown)
     if missing > 0:
         raise DeliveryError(
-            f"{missing} of {done.records} records sent by {runner.name} {call}() were not acknowledged"
+            f"{missing} of {done.records} records sent by {runner.name} {call} were not acknowledged"
             + (f" ({done.reason})" if done.reason else "")
         )
     return done

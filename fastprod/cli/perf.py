@@ -20,11 +20,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from fastprod import __version__
-from fastprod.cli import _load
-from fastprod.cli._load import DeliveryError, Load, Round, Target, Unreachable, measure
+from fastprod.cli import _java_load, _load  # noqa: F401  (_java_load adds itself to the clients)
+from fastprod.cli._load import DeliveryError, Load, Round, Target, Unfit, Unreachable, measure
 
 SECRET = re.compile(r"^(sasl|ssl)\.|password|passphrase|secret|token|credential|\.pem$", re.IGNORECASE)
 MEGABYTE = 1024 * 1024
+ROOM = 1024 * MEGABYTE  # bytes that a broker of ours keeps of all that was sent
 
 
 class Failure(click.ClickException):
@@ -91,6 +92,9 @@ def _rate(ctx: click.Context, param: click.Parameter, value: float) -> float | N
     metavar="HOST:PORT,...",
     help="Brokers. Without: a mock broker, in a process of its own.",
 )
+@click.option(
+    "--real", is_flag=True, help="Without brokers: an Apache Kafka of one broker on this machine; needs Java."
+)
 @click.option("-t", "--topic", default="fastprod-perf", show_default=True, help="Where the records go.")
 @click.option("--num-records", type=click.IntRange(1), default=1_000_000, show_default=True, help="Per run.")
 @click.option(
@@ -149,6 +153,7 @@ def _rate(ctx: click.Context, param: click.Parameter, value: float) -> float | N
 def perf(
     ctx: click.Context,
     bootstrap: str | None,
+    real: bool,
     topic: str,
     num_records: int,
     record_size: int,
@@ -174,6 +179,9 @@ def perf(
     table shows medians and, in brackets, the extremes. Together with --throughput, latencies are compared:
     from handing in to the delivery callback.
 
+    java is Kafka's own ProducerPerformance, with librdkafka's batch size of 1 MB and with Java's defaults. It has one
+    way of sending, shown beside our bulk calls, or beside those with a callback if there is a --throughput.
+
     Exit code: 0; 1 when records were not delivered; 2 for wrong usage or no broker; 130 after Ctrl-C.
     """
     modes = _modes(modes, throughput, bool(rivals))
@@ -182,19 +190,20 @@ def perf(
     if bootstrap is not None:
         given["bootstrap.servers"] = bootstrap
     given_brokers = given.get("bootstrap.servers") or given.get("metadata.broker.list")
+    if given_brokers and real:
+        raise click.UsageError("--real starts a broker of its own: leave it out, or the brokers")
     if given.get("transactional.id"):
         raise click.UsageError("perf runs no transactions: leave transactional.id out")
+    for runner in rivals:
+        if runner.needs_real_broker and not (given_brokers or real):
+            raise click.UsageError(f"{runner.name} does not work with mock brokers: add -b, or --real")
 
     done: list[Round] = []
     report: dict[str, Any] = {}
     interrupted = False
     try:
         with ExitStack() as stack:
-            if not given_brokers:
-                given["bootstrap.servers"] = stack.enter_context(_mock(topic, partitions)).bootstrap_servers
             conf = _configuration(given)
-            target = Target(conf, topic)
-            target.open(partitions)
             load = Load(
                 topic,
                 num_records,
@@ -203,14 +212,21 @@ def perf(
                 warmup,
                 latency=not rivals or throughput is not None,
             )
-            report = _head(load, conf, target, record_size, keys, rounds, mock=not given_brokers)
+            for runner in rivals:
+                runner.check(load, conf)
+            if not given_brokers:
+                cluster = stack.enter_context((_real if real else _mock)(topic, partitions))
+                conf["bootstrap.servers"] = cluster.bootstrap_servers
+            target = Target(conf, topic)
+            target.open(partitions)
+            report = _head(load, conf, target, record_size, keys, rounds, mock=not (given_brokers or real))
             for finished in _run(load, conf, target, modes, rounds, rivals):
                 done.append(finished)
                 if finished.interrupted:
                     raise KeyboardInterrupt
     except KeyboardInterrupt:
         interrupted = True
-    except Unreachable as problem:
+    except (Unfit, Unreachable) as problem:
         raise Failure(str(problem), 2) from None
     except DeliveryError as problem:
         _show(report, done, rivals, form, False, record_size, throughput)
@@ -234,6 +250,22 @@ def _mock(topic: str, partitions: int) -> Any:
     try:
         return MockClusterProcess(1, topics={topic: partitions})
     except ValueError as problem:
+        raise Failure(str(problem), 2) from None
+
+
+def _real(topic: str, partitions: int) -> Any:
+    from fastprod.testing import KafkaCluster
+
+    kept = ROOM // partitions
+    config = {
+        "log.retention.bytes": kept,
+        "log.segment.bytes": max(kept // 4, MEGABYTE),
+        "log.retention.check.interval.ms": 1000,
+        "log.segment.delete.delay.ms": 1000,
+    }
+    try:
+        return KafkaCluster(topics={topic: partitions}, config=config)
+    except (KafkaException, RuntimeError, ValueError) as problem:  # no Java or Kafka among them
         raise Failure(str(problem), 2) from None
 
 
@@ -261,7 +293,12 @@ def _run(
     rivals: Sequence[_load.Runner],
 ) -> Iterator[Round]:
     """Rounds in turns: every mode and client once, then all again."""
-    runs = [(mode, runner, call) for mode in modes for runner in (_load.OURS, *rivals) for call in runner.calls[mode]]
+    runs = [
+        (mode, runner, call)
+        for mode in modes
+        for runner in (_load.OURS, *rivals)
+        for call in runner.ways(mode, load.rate)
+    ]
     with _progress(load.records * len(runs) * rounds) as advance:
         for _ in range(rounds):
             for mode, runner, call in runs:

@@ -14,7 +14,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import fastprod
-from fastprod.cli import MISSING, _load, main
+from fastprod.cli import MISSING, _java_load, _load, main
+from fastprod.cli._java_load import DEFAULTS, TUNED, JavaRunner, java_settings, properties
 from fastprod.cli.perf import SECRET, summary_line
 from fastprod.testing import MockCluster, MockClusterProcess
 
@@ -244,7 +245,7 @@ def test_confluent_keeps_going_when_its_queue_is_full(cluster):
 
 def test_options_of_librdkafka_go_to_all_and_ours_to_fastprod(cluster, monkeypatch, tmp_path):
     seen = {}
-    for runner in (_load.OURS, *_load.RUNNERS.values()):
+    for runner in (_load.OURS, _load.RUNNERS["confluent"]):
         plain = runner.connect
 
         def connect(conf, plain=plain, name=runner.name):
@@ -291,14 +292,187 @@ def test_secrets_are_not_shown(cluster):
         assert SECRET.search(name)
 
 
+# ---- Java, without starting it
+
+
+def test_java_gets_what_the_others_get():
+    conf = _load.full_configuration(
+        {
+            "bootstrap.servers": "a:1,b:2",
+            "linger.ms": "7",
+            "compression.type": "zstd",
+            "buffer.memory": "70000",
+            "max.request.size": "2000000",
+            "delivery.timeout.ms": "9000",
+            "batch.size": "5000",  # of one of its two calls
+            "sticky.batch.size": "4096",  # fastprod's alone
+        }
+    )
+    assert java_settings(conf) == {
+        "acks": "all",
+        "bootstrap.servers": "a:1,b:2",
+        "buffer.memory": "70000",
+        "compression.type": "zstd",
+        "delivery.timeout.ms": "9000",
+        "enable.idempotence": "true",
+        "linger.ms": "7",
+        "max.request.size": "2000000",
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "value"),
+    [
+        ({"acks": "1"}, "enable.idempotence", "false"),  # Java's default is true
+        ({"enable.idempotence": "false"}, "enable.idempotence", "false"),
+        ({"queue.buffering.max.ms": "3.0"}, "linger.ms", "3"),
+        ({"compression.codec": "lz4"}, "compression.type", "lz4"),
+        ({"security.protocol": "sasl_ssl"}, "security.protocol", "SASL_SSL"),
+        ({"ssl.endpoint.identification.algorithm": "none"}, "ssl.endpoint.identification.algorithm", ""),
+        (
+            {"partitioner": "round_robin"},
+            "partitioner.class",
+            "org.apache.kafka.clients.producer.RoundRobinPartitioner",
+        ),
+        ({"ssl.ca.location": __file__}, "ssl.truststore.location", __file__),
+        ({"ssl.ca.location": __file__}, "ssl.truststore.type", "PEM"),
+    ],
+)
+def test_an_option_for_java(given, name, value):
+    assert java_settings(_load.full_configuration(given))[name] == value
+
+
+def test_a_login_for_java():
+    given = {"sasl.mechanisms": "PLAIN", "sasl.username": "ann", "sasl.password": 'a"b\\c'}
+    assert java_settings(given)["sasl.jaas.config"] == (
+        'org.apache.kafka.common.security.plain.PlainLoginModule required username="ann" password="a\\"b\\\\c";'
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"linger.ms": "0.5"}, "linger.ms=0.5"),
+        ({"queue.buffering.max.messages": "9"}, "queue.buffering.max.messages"),
+        ({"partitioner": "murmur2_random"}, "partitioner=murmur2_random"),
+        ({"sasl.mechanism": "GSSAPI"}, "sasl.mechanism=GSSAPI"),
+        ({"ssl.ca.location": "/no/such"}, "ssl.ca.location=/no/such"),
+        ({"ssl.key.password": "hunter2"}, "ssl.key.password"),
+    ],
+)
+def test_an_option_that_java_lacks_is_named(given, named):
+    with pytest.raises(_load.Unfit, match=f"^java cannot be compared with {re.escape(named)}[:,]") as raised:
+        java_settings(given)
+    assert "hunter2" not in str(raised.value)
+
+
+def test_properties_as_java_reads_them():
+    assert properties({"b": "x,1/y-z.9", "a": ' "\\é😀'}) == (
+        "a=\\u0020\\u0022\\u005c\\u00e9\\ud83d\\ude00\nb=x,1/y-z.9\n"
+    )
+
+
+@pytest.fixture
+def imaginary_java(monkeypatch):
+    monkeypatch.setattr("fastprod.testing.kafka.find_kafka", lambda: ("java", "jars/*"))
+    monkeypatch.setattr("fastprod.testing._java.java_program", lambda name="java": name)
+    monkeypatch.setattr(_java_load, "_run_briefly", lambda command, folder: None)
+
+
+@pytest.mark.usefixtures("imaginary_java")
+def test_secrets_are_in_a_private_file_only(tmp_path):
+    conf = {"sasl.mechanism": "PLAIN", "sasl.username": "ann", "sasl.password": "hunter2"}
+    load = _load.Load("t", 5, _load.make_block(5, 10))
+    tuned, defaults = (JavaRunner()._prepare(tmp_path, call, load, conf) for call in (TUNED, DEFAULTS))
+    assert tuned == defaults
+    assert "hunter2" not in " ".join(tuned)
+    file = tmp_path / "client.properties"
+    assert "hunter2" in file.read_text()
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.usefixtures("imaginary_java")
+@pytest.mark.parametrize(("call", "batch"), [(TUNED, "1000000"), (DEFAULTS, None)])
+def test_java_sends_with_our_batches_and_with_its_own(tmp_path, call, batch):
+    JavaRunner()._prepare(tmp_path, call, _load.Load("t", 5, _load.make_block(5, 10)), {})
+    lines = dict(line.split("=") for line in (tmp_path / "client.properties").read_text().splitlines())
+    assert lines.get("batch.size") == batch
+
+
+@pytest.mark.parametrize(
+    ("size", "conf", "ours"),
+    [(100, {}, False), (2000, {}, True), (100, {"compression.type": "lz4"}, True)],
+)
+def test_values_for_java(tmp_path, size, conf, ours):
+    load = _load.Load("t", 5000, _load.make_block(5000, size))
+    option = JavaRunner()._values(tmp_path, load, conf)
+    if ours:
+        assert option == f"--payload-file={tmp_path / 'values.txt'}"
+        assert set((tmp_path / "values.txt").read_bytes().splitlines()) == set(load.block.values)
+    else:
+        assert option == f"--record-size={size}"
+
+
+def test_java_has_bulk_calls_or_a_rate():
+    java = JavaRunner()
+    assert [java.ways(mode, None) for mode in _load.MODES] == [(TUNED, DEFAULTS), (), ()]
+    assert [java.ways(mode, 9.0) for mode in ("single", "callback")] == [(), (TUNED,)]
+
+
+def test_what_java_prints():
+    said = (
+        "1002 records sent, 9.0 records/sec (0.00 MB/sec), ...\nclock 1002 5000000 7000000\n"
+        "clock 502 2000000000 1500000000\n"
+        "502 records sent, 1.0 records/sec (0.00 MB/sec), 9.00 ms avg latency, 9.00 ms max latency, "
+        "9 ms 50th, 9 ms 95th, 9 ms 99th, 9 ms 99.9th.\n"
+        "500 steady state records sent, 250.125063 records/sec (0.02 MB/sec), 1.25 ms avg latency, "
+        "8.00 ms max latency, 1 ms 50th, 2 ms 95th, 3 ms 99th, 7 ms 99.9th.\n"
+    )
+    block = _load.make_block(500, 10)
+    done = _load.Round("java", "callback", TUNED, 500, 0.0, 0.0)
+    _java_load._read(said, done, _load.Load("t", 500, block, rate=250.0))
+    assert (done.seconds, done.cpu_seconds, done.warmup) == (2.0, 1.5, 1004)
+    assert done.latency() == {"samples": 500, "avg": 1.25, "max": 8.0, "p50": 1, "p95": 2, "p99": 3, "p999": 7}
+    with pytest.raises(_load.DeliveryError, match="told no figures: hello"):
+        _java_load._read("hello\n", done, _load.Load("t", 500, block))
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        (
+            "print('a.b.TimeoutException: too late', flush=True); time.sleep(60)",
+            "failed: a.b.TimeoutException: too late",
+        ),
+        ("print('Caused by: x\\n\\tat y(z)'); sys.exit(3)", "ended with status 3: Caused by: x"),
+        ("os.kill(os.getpid(), 9)", "ended with status 9: "),
+    ],
+)
+def test_java_in_trouble(tmp_path, program, message):
+    log = tmp_path / "log.txt"
+    command = [sys.executable, "-c", "import os, sys, time; " + program]
+    with (
+        pytest.raises(_load.DeliveryError, match=f"^java {TUNED} {re.escape(message)}$"),
+        _java_load._kept(command, tmp_path, log) as machine,
+    ):
+        _java_load._watch(machine, log, TUNED)
+    assert machine.returncode is not None
+
+
 # ---- wrong usage
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--compare", "java"], "unknown client 'java'; known: confluent"),
+        (["--compare", "rust"], "unknown client 'rust'; known: confluent, java"),
         (["--compare", "confluent,"], "known: confluent"),
+        (["--compare", "java"], "java does not work with mock brokers: add -b, or --real"),
+        (["--compare", "java", "--real", "--keys", "3"], "java cannot be compared with --keys"),
+        (["--compare", "java", "--real", "--record-size", "0"], "java cannot be compared with --record-size 0"),
+        (["--compare", "java", "--real", "-X", "batch.num.messages=9"], "compared with batch.num.messages: its"),
+        (["--real", "-b", "127.0.0.1:1"], "--real starts a broker of its own"),
+        (["--real", "-X", "bootstrap.servers=127.0.0.1:1"], "--real starts a broker of its own"),
         (["--mode", "fast"], "'fast' is not one of"),
         (["--format", "xml"], "'xml' is not one of"),
         (["--num-records", "0"], "not in the range"),
@@ -319,6 +493,15 @@ def test_usage_errors(arguments, message):
     assert message in result.stderr
     assert result.stdout == ""
     assert isinstance(result.exception, SystemExit)
+
+
+@pytest.mark.parametrize("arguments", [["--real"], ["--compare", "java", "-b", "127.0.0.1:1"]])
+def test_without_java(monkeypatch, arguments):
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    result = perf(*arguments)
+    assert result.exit_code == 2
+    assert re.fullmatch(r"Error: [^\n]*there is no 'java' on the PATH; install a JDK[^\n]*\n", result.stderr)
 
 
 def test_a_wrong_line_of_the_file_is_named_but_not_shown(tmp_path):
