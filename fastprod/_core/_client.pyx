@@ -820,6 +820,7 @@ cdef void* scout_main(void* argument) noexcept nogil:
     cdef topic_t* topic
     cdef const rd_kafka_metadata_t* answer
     cdef int64_t due = 0
+    cdef int64_t until
     cdef int patience = 100  # ms; short at first, so that closing a producer without broker is quick
     cdef rd_kafka_resp_err_t error
     pthread_mutex_lock(&acc.lock)
@@ -846,7 +847,9 @@ cdef void* scout_main(void* argument) noexcept nogil:
             if client.connected == 0:
                 # Each question makes librdkafka try all brokers every 50 ms; by itself it tries once a second.
                 patience = 100
-                fp_cond_wait_until(&client.scout_wake, &acc.lock, fp_now_us() + 1000000)
+                until = fp_now_us() + 1000000
+                while client.connected == 0 and not client.stop and fp_now_us() < until:
+                    fp_cond_wait_until(&client.scout_wake, &acc.lock, until)
             else:
                 fp_cond_wait_until(&client.scout_wake, &acc.lock, fp_now_us() + 20000)
     pthread_mutex_unlock(&acc.lock)

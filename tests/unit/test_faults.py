@@ -1293,8 +1293,7 @@ def test_timeouts_and_a_full_buffer_say_why_brokers_cannot_be_reached() -> None:
         producer.produce("t", b"v", on_delivery=lambda error, message: reasons.append(error.str()))
         receipt = producer.produce_many("t", [b"w"])
         with pytest.raises(BufferError, match="Connection refused"):
-            while True:
-                producer.produce("t", b"x" * 10_000)
+            send_many(producer, 1000)
         assert producer.flush(30) == 0
     assert [reason.split(": ")[1] for reason in reasons] == ["Message timed out"]
     assert "Connection refused" in reasons[0]
@@ -1323,4 +1322,4 @@ def test_dead_brokers_are_not_bombarded_with_connections() -> None:
             producer.poll(0.1)
         producer.purge()
     # librdkafka itself starts with a few quick attempts, then makes about one a second.
-    assert 1 <= sum(failure.code() == KafkaError._TRANSPORT for failure in failures) < 40
+    assert 1 <= sum(failure.code() == KafkaError._TRANSPORT for failure in failures) < 25
