@@ -1321,5 +1321,5 @@ def test_dead_brokers_are_not_bombarded_with_connections() -> None:
         while time.monotonic() < deadline:
             producer.poll(0.1)
         producer.purge()
-    # librdkafka itself starts with a few quick attempts, then makes about one a second.
-    assert 1 <= sum(failure.code() == KafkaError._TRANSPORT for failure in failures) < 25
+    # confluent-kafka comes to 5 a second, and idempotence adds some; asking for metadata all the time would make it 20.
+    assert 1 <= sum(failure.code() == KafkaError._TRANSPORT for failure in failures) < 60
