@@ -76,8 +76,8 @@ class Once:
         topic = min(report.topics, default=None)
         if topic is None:
             return  # nothing was written: nothing can be doubled
-        marker = TopicPartition(topic, min(report.topics[topic]), report.records)
-        marker.metadata = json.dumps({"records": report.records, "bytes": report.bytes})
+        what = json.dumps({"records": report.records, "bytes": report.bytes})
+        marker = TopicPartition(topic, min(report.topics[topic]), report.records, metadata=what)
         group = Consumer({"bootstrap.servers": config["bootstrap.servers"], "group.id": self.name, "log_level": 0})
         try:
             _patiently(lambda: producer.send_offsets_to_transaction([marker], group.consumer_group_metadata()))

@@ -24,12 +24,14 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     # Executors import fastprod from where the tests do; and find the data source as in an installed wheel.
     modules = tmp_path_factory.mktemp("modules")
     import fastprod.spark
 
     (modules / "pyspark_fastprod").symlink_to(Path(fastprod.spark.__file__).with_name("_discovery"))
-    paths = [str(modules), str(Path(fastprod.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    here = str(Path(__file__).parent)  # classes of tests that travel to executors
+    paths = [str(modules), here, str(Path(fastprod.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     session = (
         SparkSession.builder.master("local[2,3]")
