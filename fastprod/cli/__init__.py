@@ -10,7 +10,11 @@ import sys
 from importlib import import_module
 
 MISSING = "the fastprod command needs click and rich: pip install 'fastprod[cli]'"
-COMMANDS = {"perf": "fastprod.cli.perf:perf"}  # name -> module:command
+COMMANDS = {  # name -> module:command
+    "demo": "fastprod.cli.export:demo",
+    "export": "fastprod.cli.export:export",
+    "perf": "fastprod.cli.perf:perf",
+}
 
 try:
     import click

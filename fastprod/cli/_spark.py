@@ -1,0 +1,121 @@
+"""A quiet Spark for the command line: its chatter goes to a file, its progress to a bar."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from fastprod.cli._options import Failure
+from fastprod.testing._java import KafkaUnavailable, java_program
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["progress_of", "session"]
+
+POLL_S = 0.2
+
+
+@contextmanager
+def session(master: str, name: str) -> Iterator[SparkSession]:
+    """A Spark session whose log lies in a temporary file, named if something goes wrong."""
+    try:
+        from pyspark.sql import SparkSession
+    except ModuleNotFoundError:
+        raise Failure("this command needs pyspark: pip install 'fastprod[spark]'", 2) from None
+    try:
+        java_program()
+    except KafkaUnavailable:
+        raise Failure(
+            "Spark needs Java 17 or newer, and there is none: install it (Debian: openjdk-17-jre-headless) or set "
+            "JAVA_HOME",
+            2,
+        ) from None
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    with tempfile.TemporaryDirectory(prefix="fastprod-spark-") as work:
+        log = Path(work, "spark.log")
+        with _stderr_to(log):  # the JVM inherits it, and so do its Python workers
+            try:
+                spark = (
+                    SparkSession.builder.master(master)
+                    .appName(name)
+                    .config("spark.ui.enabled", "false")
+                    .config("spark.ui.showConsoleProgress", "false")
+                    .config("spark.sql.warehouse.dir", str(Path(work, "warehouse")))
+                    .getOrCreate()
+                )
+            except Exception as problem:
+                words = log.read_text(errors="replace").strip().splitlines()
+                raise Failure(
+                    f"Spark does not start with --master {master}: {words[-1] if words else problem}", 2
+                ) from None
+        spark.sparkContext.setLogLevel("ERROR")
+        try:
+            yield spark
+        finally:
+            with suppress(Exception):
+                spark.stop()
+
+
+@contextmanager
+def _stderr_to(path: Path) -> Iterator[None]:
+    sys.stderr.flush()
+    kept = os.dup(2)
+    target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(target, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(target)
+
+
+@contextmanager
+def progress_of(spark: SparkSession, what: str) -> Iterator[None]:
+    """A bar on the terminal that grows with the tasks of the jobs that run inside."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    done = threading.Event()
+    tracker = spark.sparkContext.statusTracker()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("tasks"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task(what, total=None)
+
+        def watch() -> None:
+            while not done.wait(POLL_S):
+                stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
+                known = [stage for stage in stages if stage is not None]
+                if known:
+                    progress.update(
+                        bar,
+                        total=sum(stage.numTasks for stage in known),
+                        completed=sum(stage.numCompletedTasks for stage in known),
+                    )
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            done.set()
+            watcher.join()
