@@ -29,7 +29,7 @@ def java_program(name: str = "java") -> str:
     """The path of a program of the JDK: from JAVA_HOME, else from PATH."""
     home = os.environ.get("JAVA_HOME")
     if home:
-        path = Path(home, "bin", name)
+        path = Path(home, "bin", name).absolute()  # programs run in other folders than ours
         if path.is_file():
             return str(path)
         raise KafkaUnavailable(f"JAVA_HOME is {home!r}, but there is no {path}; correct or unset it")
@@ -47,7 +47,7 @@ def kafka_jars() -> Path:
     home = os.environ.get("KAFKA_HOME")
     if not home:
         return maven_jars("kafka-pom.xml")
-    for folder in (Path(home, "libs"), Path(home)):
+    for folder in (Path(home, "libs").absolute(), Path(home).absolute()):
         if any(folder.glob("kafka-clients-*.jar")):
             return folder
     raise KafkaUnavailable(
@@ -77,7 +77,7 @@ def _cache_folder() -> Path:
     if sys.platform == "darwin":
         base = Path.home() / "Library" / "Caches"
     else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute()
     return base / "fastprod"
 
 
@@ -90,7 +90,13 @@ def _resolve(pom: Path, folder: Path) -> None:
         )
     java_program()  # Maven would say less clearly that it is missing
     log.warning("resolving %s through Maven into %s, once", folder.name, folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise KafkaUnavailable(
+            f"Apache Kafka cannot be kept in {folder.parent} ({error.strerror}); set XDG_CACHE_HOME to a folder that "
+            "can be written, or KAFKA_HOME to the folder of an unpacked Apache Kafka 4"
+        ) from error
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as work:
         jars = Path(work, "jars")
         command = [maven, "-B", "-q", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={jars}"]

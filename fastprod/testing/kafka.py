@@ -24,7 +24,8 @@ import tempfile
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,6 +68,7 @@ class _Node:
     keeper: subprocess.Popen[str] | None = None
     pid: int = 0  # of the Java process, while the keeper runs
     paused: bool = False
+    told_to_end: bool = False
     log: Path = field(init=False)
 
     def __post_init__(self) -> None:
@@ -76,10 +78,15 @@ class _Node:
     def running(self) -> bool:
         return self.keeper is not None and self.keeper.poll() is None
 
+    @property
+    def answers(self) -> bool:
+        return self.running and not self.paused
+
     def signal(self, number: int) -> None:
-        if self.running:
+        """Send a signal to the Java process, or to the keeper's whole session if it has not told us the process."""
+        if self.keeper is not None and self.keeper.poll() is None:
             with suppress(ProcessLookupError):
-                os.kill(self.pid, number)
+                os.kill(self.pid or -self.keeper.pid, number)
 
     def ended(self, timeout: float | None) -> bool:
         """Wait until the process is gone."""
@@ -137,7 +144,8 @@ class KafkaCluster(Cluster):
         self._users = dict(users or {})
         self._tls = tls
         self.brokers = tuple(range(1, brokers + 1))
-        self._folder = Path(tempfile.mkdtemp(prefix="fastprod-kafka-", dir=folder or _memory_folder()))
+        # Absolute, because brokers run in folders of their own.
+        self._folder = Path(tempfile.mkdtemp(prefix="fastprod-kafka-", dir=folder or _memory_folder())).absolute()
         self._reserved: list[socket.socket] = []
         self._nodes: dict[int, _Node] = {}
         self._finalizer = weakref.finalize(self, _end, self._owner, self._nodes, self._reserved, self._folder)
@@ -147,7 +155,7 @@ class KafkaCluster(Cluster):
             self._write_files(config or {})
             for node in self._nodes.values():
                 self._launch(node)
-            self._wait(self._alive, "the brokers to be up", START_S)
+            self._wait(lambda: self._alive(self.brokers), "the brokers to be up", START_S)
             self._create_users()
             for name, partitions in (topics or {}).items():
                 self.create_topic(name, partitions)
@@ -177,13 +185,14 @@ class KafkaCluster(Cluster):
             name, partitions, replica_assignment=places, config={k: _text(v) for k, v in (config or {}).items()}
         )
         try:
-            self._admin.create_topics([topic], operation_timeout=ANSWER_S)[name].result(ANSWER_S)
+            self._answer(self._admin.create_topics([topic], request_timeout=ANSWER_S)[name], f"create topic {name!r}")
         except KafkaException as error:
             if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
                 raise ValueError(f"topic {name!r} exists already; choose another name") from None
             raise
-        # A broker may answer before it knows of its leadership.
-        self._wait(lambda: self._in_sync(name, partitions), f"topic {name!r} to have its leaders", ANSWER_S)
+        # A broker may answer before it knows of its leadership. Copies on brokers that are down can wait.
+        able = self._able()
+        self._wait(lambda: self._in_sync(name, partitions, able), f"topic {name!r} to have its leaders", ANSWER_S)
 
     def set_leader(self, topic: str, partition: int, broker: int) -> None:
         """Let another broker lead a partition, one that holds a copy of it and is in sync. Takes some seconds."""
@@ -192,6 +201,9 @@ class KafkaCluster(Cluster):
         described = self._admin.list_topics(topic, timeout=ANSWER_S).topics[topic].partitions[partition]
         if broker not in described.isrs:
             raise ValueError(f"broker {broker} has no copy in sync of {topic} [{partition}]; {described.isrs} have")
+        silent = sorted(set(described.replicas) - self._able())
+        if silent:  # Kafka's tool would wait a minute for them
+            raise RuntimeError(f"brokers {silent} hold copies of {topic} [{partition}] but do not run; bring them back")
         order = [broker, *(replica for replica in described.replicas if replica != broker)]
         plan = self._folder / f"plan-{uuid.uuid4()}.json"
         plan.write_text(
@@ -203,7 +215,8 @@ class KafkaCluster(Cluster):
         )
 
         def moved() -> bool:
-            self._admin.elect_leaders(ElectionType.PREFERRED, [TopicPartition(topic, partition)]).result(ANSWER_S)
+            election = self._admin.elect_leaders(ElectionType.PREFERRED, [TopicPartition(topic, partition)])
+            self._answer(election, f"elect the leader of {topic} [{partition}]")
             return self.leader_of(topic, partition) == broker
 
         self._wait(moved, f"broker {broker} to lead {topic} [{partition}]", ANSWER_S)
@@ -218,6 +231,8 @@ class KafkaCluster(Cluster):
     def kill(self, broker: int) -> None:
         """End a broker at once, with SIGKILL; `restart` brings it back."""
         node = self._node(broker)
+        self._admin_client = None  # the next one keeps away from this broker
+        node.told_to_end = True
         node.signal(signal.SIGKILL)
         node.ended(None)
 
@@ -225,6 +240,8 @@ class KafkaCluster(Cluster):
         """Let a broker hand over what it leads and end in good order; `restart` brings it back."""
         node = self._node(broker)
         self.resume(broker)
+        self._admin_client = None
+        node.told_to_end = True
         node.signal(signal.SIGTERM)
         if not node.ended(timeout):
             raise TimeoutError(f"broker {broker} has not ended in {timeout:g} s; kill({broker}) does not ask")
@@ -238,13 +255,14 @@ class KafkaCluster(Cluster):
         if node.running:
             self.stop(broker)
         self._launch(node)
-        self._wait(self._alive, f"broker {broker} to be back", timeout)
+        self._wait(lambda: self._alive([broker]), f"broker {broker} to be back", timeout)
 
     def pause(self, broker: int) -> None:
         """Freeze a broker with SIGSTOP: its connections stay open and nothing is answered, until `resume`."""
         node = self._node(broker)
         if not node.running:
             raise RuntimeError(f"broker {broker} does not run; restart({broker}) first")
+        self._admin_client = None
         node.signal(signal.SIGSTOP)
         node.paused = True
 
@@ -278,10 +296,16 @@ class KafkaCluster(Cluster):
 
     def run_tool(self, main_class: str, *arguments: str, timeout: float = 120.0) -> str:
         """Run a program of Kafka's, such as "org.apache.kafka.tools.TopicCommand", and return what it printed."""
+        self._check_usable()
         command = [self._java, *QUICK_JVM, *_log_level("ERROR"), "-cp", self._classpath, main_class, *arguments]
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, cwd=self._folder
         )
+        if "UnsupportedClassVersionError" in done.stderr:
+            raise KafkaUnavailable(
+                f"Apache Kafka needs Java of version 17 or newer, and {self._java} is older; install one "
+                "(Debian: openjdk-17-jdk-headless), or set JAVA_HOME"
+            )
         if done.returncode:
             raise RuntimeError(f"{main_class} ended with status {done.returncode}:\n{done.stdout}{done.stderr}")
         return done.stdout
@@ -422,13 +446,14 @@ class KafkaCluster(Cluster):
         kind = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
         wanted = (UserScramCredentialUpsertion(name, kind, word.encode()) for name, word in self._users.items())
         for done in self._admin.alter_user_scram_credentials(list(wanted)).values():
-            done.result(ANSWER_S)
+            self._answer(done, "create the users")
 
     def _launch(self, node: _Node) -> None:
         self._check_usable()
         quick = QUICK_JVM if node.roles == "controller" else ()
         java = [self._java, f"-Xmx{node.heap_mb}m", *quick, *_log_level("WARN"), "-cp", self._classpath, "kafka.Kafka"]
         keeper = [sys.executable, "-I", "-S", str(Path(__file__).with_name("_keeper.py"))]
+        node.pid = 0  # not known until the keeper says it
         with node.log.open("a") as log:
             node.keeper = subprocess.Popen(
                 [*keeper, str(self._owner), str(self._folder), *java, str(node.folder / "server.properties")],
@@ -440,62 +465,83 @@ class KafkaCluster(Cluster):
                 cwd=node.folder,
             )
         assert node.keeper.stdout is not None
-        node.paused = False
+        node.paused = node.told_to_end = False
         with node.keeper.stdout as said:
             node.pid = int(said.readline() or 0)
+        if not node.pid:
+            node.ended(None)
+            raise RuntimeError(f"node {node.id} could not be started:\n{node.last_words()}")
 
     # state
 
     @property
     def _admin(self) -> AdminClient:
         self._check_usable()
-        if self._admin_client is None:
-            self._admin_client = AdminClient(_quiet(self.bootstrap_servers))
-        return self._admin_client
+        admin = self._admin_client
+        if admin is None:
+            # A client that knows a frozen broker only may wait for it as long as for an answer.
+            admin = self._admin_client = AdminClient(_quiet(self._servers("PLAINTEXT", self._able() or self.brokers)))
+        return admin
+
+    def _able(self) -> set[int]:
+        """The brokers that can answer."""
+        return {broker for broker in self.brokers if self._nodes[broker].answers}
+
+    def _answer(self, future: Future[Any], what: str) -> None:
+        try:
+            future.result(ANSWER_S + 5)  # librdkafka gives up first, and says why
+        except TimeoutError:
+            raise TimeoutError(f"{self!r} did not {what} in {ANSWER_S:g} s; is a broker down or paused?") from None
 
     def _views(self) -> Iterator[ClusterMetadata]:
-        """The cluster as each running broker sees it, which may lag behind what the others know."""
-        for broker in self.brokers:
-            node = self._nodes[broker]
-            if node.running and not node.paused:
-                # A fresh client, because one that knows the other brokers asks any of them.
-                client = AdminClient(_quiet(f"{HOST}:{node.ports['PLAINTEXT']}"))
-                yield client.list_topics(timeout=2.0)
+        """The cluster as each broker that can answer sees it, which may lag behind what the others know."""
+        for broker in sorted(self._able()):
+            # A fresh client, because one that knows the other brokers asks any of them.
+            client = AdminClient(_quiet(self._servers("PLAINTEXT", [broker])))
+            yield client.list_topics(timeout=2.0)
 
-    def _alive(self) -> bool:
-        """Whether all running brokers know of each other."""
-        running = {broker for broker in self.brokers if self._nodes[broker].running and not self._nodes[broker].paused}
+    def _alive(self, brokers: Iterable[int]) -> bool:
+        """Whether these can answer, and all that can know of each other."""
+        able = self._able()
         with suppress(KafkaException):
-            return all(set(view.brokers) >= running for view in self._views())
+            return able.issuperset(brokers) and all(set(view.brokers) >= able for view in self._views())
         return False
 
-    def _in_sync(self, topic: str, partitions: int = 1) -> bool:
+    def _in_sync(self, topic: str, partitions: int = 1, among: Collection[int] | None = None) -> bool:
+        """Whether every partition has a leader and all its copies are in sync, or all those on some brokers."""
+        brokers = self.brokers if among is None else among
         with suppress(KafkaException):
             for view in self._views():
                 found = view.topics.get(topic)
                 known = found.partitions.values() if found is not None else ()
                 if len(known) < partitions or any(
-                    one.leader not in one.isrs or len(one.isrs) < len(one.replicas) for one in known
+                    one.leader not in one.isrs or not set(one.replicas).intersection(brokers) <= set(one.isrs)
+                    for one in known
                 ):
                     return False
-            return True
+            return bool(self._able())
         return False
 
     def _wait(self, condition: Callable[[], object], what: str, timeout: float) -> None:
         deadline = time.monotonic() + timeout
         while not condition():
-            dead = [node for node in self._nodes.values() if not node.running and node.keeper is not None]
-            unasked = [node for node in dead if node.keeper is not None and node.keeper.returncode not in KILLED]
+            unasked = [node for node in self._nodes.values() if not node.running and not node.told_to_end]
             if unasked or time.monotonic() > deadline:
                 node = (unasked or list(self._nodes.values()))[0]
                 why = f"ended with status {node.keeper.returncode}" if unasked and node.keeper else "logged"
-                raise RuntimeError(
+                raise (RuntimeError if unasked else TimeoutError)(
                     f"waited up to {timeout:g} s for {what}, in vain; node {node.id} {why}:\n{node.last_words()}"
                 )
             time.sleep(0.05)
 
     def _require(self, topic: str, partition: int = 0) -> None:
-        found = self._admin.list_topics(timeout=ANSWER_S).topics.get(topic)
+        self._check_usable()
+        if not self._able():
+            return  # nobody can tell; what the caller asks next fails after a time that it has chosen
+        try:
+            found = self._admin.list_topics(timeout=ANSWER_S).topics.get(topic)
+        except KafkaException as error:
+            raise TimeoutError(f"{self!r} gave no answer within {ANSWER_S:g} s ({error.args[0].str()})") from error
         if found is None:
             raise ValueError(f"there is no topic {topic!r}; create_topic({topic!r}) makes it")
         if partition not in found.partitions:
@@ -505,8 +551,9 @@ class KafkaCluster(Cluster):
         self._check_usable()
         return self._nodes[self._known(broker)]
 
-    def _servers(self, listener: str) -> str:
-        return ",".join(f"{HOST}:{self._nodes[broker].ports[listener]}" for broker in self.brokers)
+    def _servers(self, listener: str, brokers: Iterable[int] | None = None) -> str:
+        chosen = self.brokers if brokers is None else brokers
+        return ",".join(f"{HOST}:{self._nodes[broker].ports[listener]}" for broker in chosen)
 
     def _check_usable(self) -> None:
         if self._owner != os.getpid():
@@ -523,9 +570,6 @@ def find_kafka() -> tuple[str, str]:
     return java_program(), str(kafka_jars() / "*")
 
 
-KILLED = {signal.SIGKILL, signal.SIGTERM, 128 + signal.SIGTERM, 0}  # how a broker ends that was told to
-
-
 def _end(owner: int, nodes: dict[int, _Node], reserved: list[socket.socket], folder: Path) -> None:
     if owner != os.getpid():
         return  # a fork's copy
@@ -539,7 +583,13 @@ def _end(owner: int, nodes: dict[int, _Node], reserved: list[socket.socket], fol
 
 
 def _quiet(servers: str) -> dict[str, Any]:
-    return {"bootstrap.servers": servers, "enable.metrics.push": False, "log_level": 0}
+    # Brokers that are just starting are worth trying often.
+    return {
+        "bootstrap.servers": servers,
+        "reconnect.backoff.max.ms": 100,
+        "enable.metrics.push": False,
+        "log_level": 0,
+    }
 
 
 def _protocol(sasl: bool, tls: bool) -> str:
