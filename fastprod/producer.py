@@ -190,8 +190,19 @@ class Producer(confluent_kafka.Producer):
 
     def init_transactions(self, *args: Any) -> None:
         """Fences older instances with the same `transactional.id` and ends what they left behind."""
-        self._open()
-        super().init_transactions(*args)
+        runtime = self._open()
+        timeout = args[0] if args else -1
+        until = time.monotonic() + timeout if timeout >= 0 else float("inf")
+        while True:
+            try:
+                # In slices: librdkafka takes up again where it was, and a refusal would not end it.
+                return super().init_transactions(max(0.0, min(1.0, until - time.monotonic())))
+            except confluent_kafka.KafkaException as error:
+                if error.args[0].code() != KafkaError._TIMED_OUT or not error.args[0].retriable():
+                    raise
+                runtime.check_access()
+                if time.monotonic() >= until:
+                    raise _with_reason(error, runtime) from None
 
     def begin_transaction(self) -> None:
         """Starts a transaction; records may be produced from now on."""
@@ -251,8 +262,11 @@ class Producer(confluent_kafka.Producer):
 
     def list_topics(self, *args: Any, **kwargs: Any) -> Any:
         """Cluster metadata, as in confluent-kafka."""
-        self._open()
-        return super().list_topics(*args, **kwargs)
+        runtime = self._open()
+        try:
+            return super().list_topics(*args, **kwargs)
+        except confluent_kafka.KafkaException as error:
+            raise _with_reason(error, runtime) from None
 
     def set_sasl_credentials(self, *args: Any, **kwargs: Any) -> Any:
         """New SASL credentials for later connections."""
@@ -292,8 +306,12 @@ class Producer(confluent_kafka.Producer):
     def __enter__(self) -> Producer:
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
+    def __exit__(self, kind: object = None, *exc_info: object) -> None:
+        try:
+            self.close()
+        except AuthenticationError:
+            if kind is None:  # else the block's own exception tells more
+                raise
 
     def __del__(self) -> None:
         lost = self._end()
@@ -304,6 +322,16 @@ class Producer(confluent_kafka.Producer):
         runtime = self._runtime
         state = "closed" if runtime is None or runtime.closed else f"{len(self)} records outstanding"
         return f"<{type(self).__module__}.{type(self).__qualname__} {state}>"
+
+
+def _with_reason(error: confluent_kafka.KafkaException, runtime: Runtime) -> confluent_kafka.KafkaException:
+    """The same error, with the reason why brokers cannot be reached."""
+    told, trouble = error.args[0], runtime.trouble()
+    if not trouble:
+        return error
+    return confluent_kafka.KafkaException(
+        KafkaError(told.code(), f"{told.str()}: {trouble}", told.fatal(), told.retriable(), told.txn_requires_abort())
+    )
 
 
 def _warn_lost(count: int, when: str) -> None:

@@ -52,6 +52,7 @@ ctypedef struct client_t:
     char trouble[512]
     int32_t trouble_code
     int64_t trouble_us          # when, 0 = never
+    int64_t reached_us          # when a connection was last made, login and all; 0 = never
     int64_t progress_us         # when records were last acknowledged, 0 = never
 
 cdef void set_newborn(client_t*) noexcept nogil

@@ -162,6 +162,7 @@ cdef rd_kafka_resp_err_t _on_broker_state(
     pthread_mutex_lock(&client.acc.lock)
     if strcmp(state, b"UP") == 0:
         client.connected |= bit
+        client.reached_us = fp_now_us()
         pthread_cond_signal(&client.scout_wake)
     else:
         client.connected &= ~bit
@@ -450,7 +451,10 @@ cdef void on_queue(rd_kafka_t* rk, void* opaque) noexcept nogil:
 
 cdef void _note_trouble(client_t* client, int32_t error, const char* text) noexcept nogil:
     """Remembers why brokers cannot be reached, for errors that would otherwise only speak of a timeout."""
-    if error in (ERR__AUTHENTICATION, ERR__SSL, ERR__TRANSPORT, ERR__RESOLVE):
+    # That all are down is no reason, but better than none.
+    if error in (ERR__AUTHENTICATION, ERR__SSL, ERR__TRANSPORT, ERR__RESOLVE) or (
+        error == ERR__ALL_BROKERS_DOWN and client.trouble_us <= fp_load64(&client.progress_us)
+    ):
         pthread_mutex_lock(&client.acc.lock)
         strncpy(client.trouble, text, sizeof(client.trouble) - 1)
         client.trouble_code = error

@@ -1157,7 +1157,8 @@ cdef class Runtime:
                     seen = acc.news
                     pthread_mutex_unlock(&acc.lock)
                 self.dispatch()  # when all is done, this runs the last callbacks of what was flushed
-                self.check_access()
+                if not idle:
+                    self.check_access()
                 if idle or fp_now_us() >= until or self.closed:
                     break
                 self.wait_for_news(until, seen)
@@ -1191,12 +1192,14 @@ cdef class Runtime:
                 return KafkaError(code, f"{rdkafka.err2str(code).decode()}: {trouble}")
         return KafkaError(code)
 
-    cdef int check_access(self) except -1:
+    cpdef int check_access(self) except -1:
         """Raises when brokers refuse us from the start, once for every time they do."""
         cdef client_t* client = self.client
         if (
             client.trouble_us > self.told_us
+            and client.trouble_us > client.reached_us
             and client.progress_us == 0
+            and client.connected == 0
             and client.trouble_code in (ERR__AUTHENTICATION, ERR__SSL)
             and self.error_cb is None
         ):

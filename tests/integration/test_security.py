@@ -141,10 +141,6 @@ def test_without_error_cb_too_credentials_can_be_corrected(secure: KafkaCluster,
     assert found.clean, str(found)
 
 
-STALE = "what was refused before credentials were corrected counts until the first acknowledgement"
-
-
-@pytest.mark.xfail(strict=True, raises=AuthenticationError, reason=STALE)
 def test_an_old_refusal_is_forgotten_when_the_door_opens(secure: KafkaCluster, topic: str) -> None:
     secure.create_topic(topic)
     producer = refused_and_corrected(secure)
@@ -154,7 +150,6 @@ def test_an_old_refusal_is_forgotten_when_the_door_opens(secure: KafkaCluster, t
     assert producer.close(60)
 
 
-@pytest.mark.xfail(strict=True, raises=AuthenticationError, reason=STALE)
 def test_closing_does_not_raise_an_old_refusal_when_nothing_waits(secure: KafkaCluster, topic: str) -> None:
     producer = refused_and_corrected(secure, **{"transactional.id": topic})
     deadline = time.monotonic() + 60
@@ -316,7 +311,6 @@ def test_a_plain_client_at_a_guarded_port_hears_of_it(secure: KafkaCluster, door
     give_up(producer)
 
 
-@pytest.mark.xfail(strict=True, reason="librdkafka emits no error that could be remembered, only that all are down")
 @pytest.mark.parametrize("door", [{"tls": True}, {"user": "alice"}], ids=["TLS", "SASL"])
 def test_a_plain_client_at_a_guarded_port_reads_of_it_in_timeouts(secure: KafkaCluster, door: dict[str, Any]) -> None:
     with Producer(at_the_port_of(secure, **door) | {"message.timeout.ms": 1500, "log_level": 0}) as producer:
@@ -325,7 +319,6 @@ def test_a_plain_client_at_a_guarded_port_reads_of_it_in_timeouts(secure: KafkaC
     assert "brokers are down" in receipt.errors[0].error.str()
 
 
-@pytest.mark.xfail(strict=True, reason="passed through to confluent-kafka, which speaks of a timeout")
 def test_transactions_do_not_wait_for_brokers_that_refuse_us(secure: KafkaCluster, topic: str) -> None:
     config = secure.client_config("alice") | {"sasl.password": WRONG, "transactional.id": topic, "log_level": 0}
     producer = Producer(config)
@@ -338,7 +331,6 @@ def test_transactions_do_not_wait_for_brokers_that_refuse_us(secure: KafkaCluste
             producer.close(0)
 
 
-@pytest.mark.xfail(strict=True, reason="passed through to confluent-kafka, which speaks of a transport failure")
 def test_asking_for_metadata_says_that_brokers_refuse_us(secure: KafkaCluster) -> None:
     producer = Producer(secure.client_config("alice") | {"sasl.password": WRONG, "log_level": 0})
     try:
