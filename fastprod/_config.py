@@ -56,6 +56,7 @@ class Settings:
     metadata_refresh_ms: float = 300_000
     metadata_propagation_ms: float = 30_000
     transactional: bool = False
+    no_offsets: bool = False  # brokers do not answer: acks=0
     on_delivery: Callable[..., Any] | None = None
     error_cb: Callable[..., Any] | None = None
     stats_cb: Callable[..., Any] | None = None
@@ -146,6 +147,7 @@ def split(config: Mapping[str, Any], plugin: str) -> tuple[Settings, dict[str, A
     settings.metadata_refresh_ms = refresh if refresh > 0 else 3_600_000
     settings.metadata_propagation_ms = _number(conf, "topic.metadata.propagation.max.ms", 30_000, 0, 3_600_000)
     settings.transactional = bool(conf.get("transactional.id"))
+    settings.no_offsets = str(conf.get("acks", "all")) == "0"
     settings.on_delivery = _callback(conf, "on_delivery")
     settings.throttle_cb = _callback(conf, "throttle_cb")
     # These also go to confluent-kafka: it tells librdkafka to emit the events, and runs them in transactions.

@@ -22,6 +22,8 @@ from fastprod.errors import AuthenticationError
 
 DeliveryCallback = Callable[[KafkaError | None, Any], None]
 
+ABORT_S = 5.0  # for a transaction that is still open when its producer is dropped
+
 _live: weakref.WeakSet[Producer] = weakref.WeakSet()
 
 
@@ -198,11 +200,12 @@ class Producer(confluent_kafka.Producer):
                 # In slices: librdkafka takes up again where it was, and a refusal would not end it.
                 return super().init_transactions(max(0.0, min(1.0, until - time.monotonic())))
             except confluent_kafka.KafkaException as error:
-                if error.args[0].code() != KafkaError._TIMED_OUT or not error.args[0].retriable():
+                if not error.args[0].retriable():
                     raise
                 runtime.check_access()
                 if time.monotonic() >= until:
                     raise _with_reason(error, runtime) from None
+                time.sleep(0.05)
 
     def begin_transaction(self) -> None:
         """Starts a transaction; records may be produced from now on."""
@@ -231,6 +234,8 @@ class Producer(confluent_kafka.Producer):
             )
         failed, first_error = runtime.failures()
         if failed:
+            if runtime.in_transaction:
+                self._raise_verdict()
             # librdkafka has not seen those that failed before they reached it, and would commit the rest.
             raise confluent_kafka.KafkaException(
                 KafkaError(
@@ -247,6 +252,14 @@ class Producer(confluent_kafka.Producer):
             runtime.set_transaction(False)
         finally:
             runtime.settle_outcomes()
+
+    def _raise_verdict(self) -> None:
+        """Raises what librdkafka has against the running transaction, if anything: it says whether that is fatal."""
+        try:
+            super().begin_transaction()  # never begins one here: it tells the state
+        except confluent_kafka.KafkaException as error:
+            if error.args[0].code() != KafkaError._STATE:
+                raise
 
     def abort_transaction(self, timeout: float = -1) -> None:
         """Drops everything produced in the transaction and aborts it."""
@@ -276,32 +289,51 @@ class Producer(confluent_kafka.Producer):
     # ---- end
 
     def close(self, timeout: float = -1) -> bool:
-        """Flushes (up to `timeout` seconds), then ends the producer; True when every record had its outcome."""
+        """Flushes (up to `timeout` seconds), then ends the producer; True when every record had its outcome.
+
+        A running transaction is aborted. What a callback raises is raised when the producer has ended.
+        """
         runtime = self._runtime
         if runtime is None or runtime.closed:
             return True
         runtime.assert_usable()
+        timeout = -1 if timeout is None else timeout
+        start = time.monotonic()
         try:
-            runtime.flush(-1 if timeout is None else timeout)
-        except AuthenticationError:
-            lost = self._end()
+            runtime.flush(timeout)
+        except BaseException:
+            lost = self._end(0)
             if lost:
                 _warn_lost(lost, "was closed")
             raise
-        lost = self._end()
+        lost = self._end(timeout if timeout < 0 else max(0, timeout - time.monotonic() + start))
         runtime.run_callbacks()  # of records given up just now
         return lost == 0
 
-    def _end(self) -> int:
+    def _end(self, patience: float = ABORT_S) -> int:
         """Ends threads and librdkafka's client; returns how many records had no outcome."""
         runtime = self._runtime
         if runtime is None or runtime.closed or runtime.forked:
             return 0
         lost = runtime.stop()
-        super().close()
-        runtime.finish()
         _live.discard(self)
+        if runtime.in_transaction and not self._abort_within(patience):
+            # confluent-kafka's close() would wait for the brokers for ever. The client ends with this object instead,
+            # and the brokers end the transaction when transaction.timeout.ms is over.
+            return lost
+        try:
+            super().close()
+        finally:
+            runtime.finish()
         return lost
+
+    def _abort_within(self, timeout: float) -> bool:
+        """Whether the transaction is over: aborted, or beyond help."""
+        try:
+            super().abort_transaction(timeout)
+        except confluent_kafka.KafkaException as error:
+            return not error.args[0].retriable()
+        return True
 
     def __enter__(self) -> Producer:
         return self

@@ -169,6 +169,7 @@ ctypedef struct topic_t:
     int32_t* available        # owned: partitions with a leader
     int32_t* leaders          # owned: broker id per partition, -1 = none
     int32_t metadata_error
+    bint doubtful             # records were refused for want of the topic or partition: ask for metadata
     int64_t metadata_us       # last answer, 0 = never
     int64_t unknown_since_us  # first «unknown topic» answer in a row
     bint routing              # the undecided lane is being routed outside the lock

@@ -843,6 +843,7 @@ cdef int append(accumulator_t* acc, topic_t* topic, record_t* record, int32_t* p
     partition[0] = -1
     if acc.policy == POLICY_LIBRDKAFKA:
         if topic.partitions and wanted >= topic.partitions:
+            topic.doubtful = True
             return APPEND_UNKNOWN_PARTITION
         lane = topic.unassigned
     elif topic.partitions == 0 or (not acc.overdraft and (topic.undecided.head != NULL or topic.routing)):
@@ -874,6 +875,7 @@ cdef int append(accumulator_t* acc, topic_t* topic, record_t* record, int32_t* p
                 else:
                     wanted = <int32_t>(topic.turn % <uint64_t>topic.partitions)
         elif wanted >= topic.partitions:
+            topic.doubtful = True  # it may be new
             return APPEND_UNKNOWN_PARTITION
         lane = lane_of(acc, topic, wanted)
         if lane == NULL:
@@ -952,6 +954,8 @@ cdef int route_undecided(accumulator_t* acc, topic_t* topic, int32_t* wanted) no
                     more.callback = NULL
                     chunk.callbacks -= 1
             else:
+                if chunk.rich:
+                    more.partition = record.partition  # for the callback
                 slot.state = ERR_UNKNOWN_PARTITION
                 chunk.failed += 1
                 if chunk.rich and more.clock_us:

@@ -54,6 +54,7 @@ ctypedef struct client_t:
     int64_t trouble_us          # when, 0 = never
     int64_t reached_us          # when a connection was last made, login and all; 0 = never
     int64_t progress_us         # when records were last acknowledged, 0 = never
+    bint no_offsets             # acks=0: librdkafka counts on from its «invalid offset», which means nothing
 
 cdef void set_newborn(client_t*) noexcept nogil
 cdef int start_threads(client_t*) noexcept nogil

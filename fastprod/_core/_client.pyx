@@ -232,13 +232,14 @@ cdef chunk_t* _find(lane_t* lane, const rd_kafka_message_t* message, uint32_t* i
 
 
 cdef inline bint _settle(
-    lane_t* lane, chunk_t* chunk, uint32_t i, int32_t error, const rd_kafka_message_t* message
+    lane_t* lane, chunk_t* chunk, uint32_t i, int32_t error, const rd_kafka_message_t* message, int64_t offset
 ) noexcept nogil:
     """librdkafka is done with a record. The leaf lock is held; true when it was the chunk's last."""
     cdef slot_t* slot = slot_at(chunk, i)
     cdef rich_t* more
-    cdef int64_t offset = -1 if message == NULL else message.offset
     chunk.returned += 1
+    if error == ERR__UNKNOWN_TOPIC or error == ERR__UNKNOWN_PARTITION or error == ERR_UNKNOWN_TOPIC_OR_PART:
+        lane.topic.doubtful = True
     chunk.cursor = i + 1
     if slot.state == PENDING:
         slot.state = error
@@ -304,6 +305,9 @@ cdef inline void _acknowledge(client_t* client, lane_t* lane, const rd_kafka_mes
     """Notes a record's outcome; the leaf lock is held."""
     cdef uint32_t i = 0
     cdef chunk_t* chunk = lane.fly_head
+    cdef int32_t error = message.err
+    if error == ERR__DESTROY and not client.stop:
+        error = ERR__UNKNOWN_PARTITION  # it was deleted while librdkafka put the record into its queue
     # Nearly always the next record of the oldest chunk.
     if chunk != NULL:
         i = chunk.cursor
@@ -313,8 +317,8 @@ cdef inline void _acknowledge(client_t* client, lane_t* lane, const rd_kafka_mes
             or not _is_record(chunk, slot_at(chunk, i), message)
         ):
             chunk = _find(lane, message, &i)
-    if chunk != NULL and _settle(lane, chunk, i, message.err, message):
-        if not message.err:
+    if chunk != NULL and _settle(lane, chunk, i, error, message, -1 if client.no_offsets else message.offset):
+        if not error:
             fp_store64(&lane.progress_us, fp_now_us())
             fp_store64(&client.progress_us, lane.progress_us)
         _push_completed(client, chunk)
@@ -416,17 +420,18 @@ cdef void register_client(client_t* old, client_t* new) noexcept nogil:
 # --------------------------------------------------------------------------------------------------------- outcomes
 
 cdef void publish_completed(client_t* client) noexcept nogil:
-    cdef chunk_t* chunk = <chunk_t*>fp_swap_ptr(&client.completed, NULL)
+    cdef chunk_t* chunk
     cdef chunk_t* ordered = NULL
     cdef chunk_t* following
-    if chunk == NULL:
+    if fp_load_ptr(&client.completed) == NULL:
         return
+    pthread_mutex_lock(&client.acc.lock)  # first: whoever has the lock knows that all taken is published
+    chunk = <chunk_t*>fp_swap_ptr(&client.completed, NULL)
     while chunk != NULL:  # a stack: turn it round, so that callbacks keep the order of acknowledgement
         following = chunk.fly_next
         chunk.fly_next = ordered
         ordered = chunk
         chunk = following
-    pthread_mutex_lock(&client.acc.lock)
     while ordered != NULL:
         following = ordered.fly_next
         ordered.fly_next = NULL
@@ -495,7 +500,7 @@ cdef void _refused(client_t* client, lane_t* lane, chunk_t* chunk, uint32_t i, i
     cdef bint last = False
     fp_spin_lock(&lane.spin)
     if slot_at(chunk, i).state == PENDING:
-        last = _settle(lane, chunk, i, error, NULL)
+        last = _settle(lane, chunk, i, error, NULL, -1)
     fp_spin_unlock(&lane.spin)
     if last:
         _push_completed(client, chunk)
@@ -688,13 +693,17 @@ cdef void _expire_flying(accumulator_t* acc, lane_t* lane, int64_t before_us) no
 
 
 cdef bint _look_for_stuck(client_t* client, int64_t now) noexcept nogil:
-    """Whether some lane has records out and hears nothing: its leader may have moved."""
+    """Whether some lane has records out and hears nothing, or that it is not there: its leader may have moved."""
     cdef topic_t* topic = client.acc.topics
     cdef lane_t* lane
     cdef int32_t i
     cdef bint stuck = False
     while topic != NULL:
-        if now - topic.metadata_us > STUCK_US and topic.partitions:
+        if topic.doubtful:
+            topic.doubtful = False
+            topic.metadata_us = 0
+            stuck = True
+        elif now - topic.metadata_us > STUCK_US and topic.partitions:
             for i in range(topic.lanes.size):
                 lane = topic.lanes.lanes[i]
                 if lane != NULL and queued_records(lane) and (
@@ -766,6 +775,8 @@ cdef topic_t* _next_lookup(client_t* client, int64_t now, int64_t* due) noexcept
             return topic
         if topic.partitions == 0:       # asked, no answer yet: try again, soon if records wait
             at = topic.metadata_us + (100000 if topic.undecided.head != NULL else 1000000)
+        elif topic.metadata_error == ERR_UNKNOWN_TOPIC_OR_PART:  # deleted: it may come back, with other partitions
+            at = topic.metadata_us + 1000000
         else:
             at = topic.metadata_us + client.refresh_us
         if at <= now:

@@ -126,6 +126,7 @@ cdef enum:
     # error codes that our own logic names; everything else passes through as a number
     ERR_NO_ERROR = 0
     ERR__BAD_MSG = -199
+    ERR__DESTROY = -197
     ERR__FAIL = -196
     ERR__TRANSPORT = -195
     ERR__RESOLVE = -193

@@ -421,7 +421,7 @@ cdef class Runtime:
     cdef int64_t max_block_us
     cdef int64_t max_record_bytes
     cdef bint transactional
-    cdef bint in_transaction
+    cdef readonly bint in_transaction
     cdef int generation         # of forks; another number means we are in a child
     cdef object pid
     cdef readonly bint closed
@@ -468,6 +468,7 @@ cdef class Runtime:
         self.max_record_bytes = settings.max_record_bytes
         self.transactional = settings.transactional
         self.client.transactional = settings.transactional
+        self.client.no_offsets = settings.no_offsets
         self.topics = {}
         self.last_name = object()  # no topic yet
         self.receipts = []
@@ -1069,6 +1070,10 @@ cdef class Runtime:
             if isinstance(error, BufferFullError):
                 receipt.full = True
             receipt.rejected[index] = error
+            if self.transactional:  # nothing is raised: the commit must know
+                self.count_failure(error.args[0].code() if isinstance(error, KafkaException) else (
+                    ERR__QUEUE_FULL if isinstance(error, BufferFullError) else ERR__INVALID_ARG
+                ))
         return 0
 
     cdef sweep(self):
@@ -1244,10 +1249,21 @@ cdef class Runtime:
         """(how many records failed since the transaction began, the first one's error code)"""
         return self.client.acc.failed, self.client.acc.first_error
 
+    cdef void count_failure(self, int32_t error) noexcept:
+        """A record of the transaction failed before it was accepted."""
+        pthread_mutex_lock(&self.client.acc.lock)
+        if self.client.acc.failed == 0:
+            self.client.acc.first_error = error
+        self.client.acc.failed += 1
+        pthread_mutex_unlock(&self.client.acc.lock)
+
     def settle_outcomes(self):
         """Publishes acknowledgements that arrived inside confluent-kafka's own calls."""
         with nogil:
             publish_completed(self.client)
+            # The sender may be publishing some at this moment, which must not count for the next transaction.
+            pthread_mutex_lock(&self.client.acc.lock)
+            pthread_mutex_unlock(&self.client.acc.lock)
 
     def outstanding(self):
         """Records without outcome, plus callbacks and events that wait for poll()."""
@@ -1406,7 +1422,7 @@ cdef class Runtime:
         if event.event == NULL:
             if self.throttle_cb is not None:
                 self.throttle_cb(
-                    confluent_kafka.ThrottleEvent(event.broker.decode(), event.broker_id, event.throttle_ms / 1000)
+                    confluent_kafka.ThrottleEvent(event.broker.decode(), event.broker_id, event.throttle_ms / 1000.0)
                 )
             return
         kind = rdkafka.event_type(event.event)
