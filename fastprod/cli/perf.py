@@ -20,51 +20,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from fastprod import __version__
-from fastprod.cli import _java_load, _load  # noqa: F401  (_java_load adds itself to the clients)
+from fastprod.cli import _java_load, _load, _options  # noqa: F401  (_java_load adds itself to the clients)
 from fastprod.cli._load import DeliveryError, Load, Round, Target, Unfit, Unreachable, measure
+from fastprod.cli._options import Failure
 
 SECRET = re.compile(r"^(sasl|ssl)\.|password|passphrase|secret|token|credential|\.pem$", re.IGNORECASE)
 MEGABYTE = 1024 * 1024
 ROOM = 1024 * MEGABYTE  # bytes that a broker of ours keeps of all that was sent
 
 
-class Failure(click.ClickException):
-    """Ends the command with one line on stderr and an exit code."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(" ".join(message.split()))
-        self.exit_code = exit_code  # type: ignore[misc]  # click says: of the class
-
-
 # ---- options
-
-
-def _pairs(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for text in given:
-        name, sign, value = text.partition("=")
-        if not sign or not name.strip():
-            raise click.BadParameter("write it as key=value")  # without an echo: it may hold a password
-        found[name.strip()] = value.strip()
-    return found
-
-
-def _file(ctx: click.Context, param: click.Parameter, path: str | None) -> dict[str, str]:
-    found: dict[str, str] = {}
-    if path is None:
-        return found
-    try:
-        with open(path, encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                name, sign, value = line.strip().partition("=")
-                if not line.strip() or line.lstrip().startswith("#"):
-                    continue
-                if not sign or not name.strip():
-                    raise click.BadParameter(f"line {number} of {path} is not key=value")
-                found[name.strip()] = value.strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise click.BadParameter(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    return found
 
 
 def _clients(ctx: click.Context, param: click.Parameter, text: str | None) -> list[_load.Runner]:
@@ -121,10 +86,10 @@ def _rate(ctx: click.Context, param: click.Parameter, value: float) -> float | N
     "options",
     metavar="KEY=VALUE",
     multiple=True,
-    callback=_pairs,
+    callback=_options.pairs,
     help="A client's option, repeatable. Goes to every client; fastprod's own options to fastprod alone.",
 )
-@click.option("-F", "file", metavar="FILE", callback=_file, help="Options as key=value lines; -X beats them.")
+@click.option("-F", "file", metavar="FILE", callback=_options.file, help="Options as key=value lines; -X beats them.")
 @click.option(
     "--mode",
     "modes",
