@@ -41,6 +41,8 @@ def session(master: str, name: str) -> Iterator[SparkSession]:
             2,
         ) from None
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    # Workers are started with -m, which would let modules of the current folder come before installed ones.
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     with tempfile.TemporaryDirectory(prefix="fastprod-spark-") as work:
