@@ -6,12 +6,15 @@ folder appears whole or not at all, so that processes may resolve at the same ti
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.resources import as_file, files
 from pathlib import Path
 from xml.etree import ElementTree
@@ -97,6 +100,23 @@ def _resolve(pom: Path, folder: Path) -> None:
             f"Apache Kafka cannot be kept in {folder.parent} ({error.strerror}); set XDG_CACHE_HOME to a folder that "
             "can be written, or KAFKA_HOME to the folder of an unpacked Apache Kafka 4"
         ) from error
+    with _alone_in(folder.parent):
+        if not folder.is_dir():  # else another process has done it meanwhile
+            _fetch(maven, pom, folder)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Keeps other processes out: two Mavens at once can spoil the repository that they share."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _fetch(maven: str, pom: Path, folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as work:
         jars = Path(work, "jars")
         command = [maven, "-B", "-q", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={jars}"]
@@ -108,8 +128,4 @@ def _resolve(pom: Path, folder: Path) -> None:
                 f"Maven could not fetch {folder.name}; try again, or set KAFKA_HOME to the folder of an unpacked "
                 f"Apache Kafka 4. It said:\n{said}"
             )
-        try:
-            jars.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # else another process was quicker
-                raise
+        jars.rename(folder)

@@ -667,17 +667,14 @@ def test_maven_fails_and_nothing_half_done_stays(machine: Path, tmp_path: Path, 
 def test_processes_may_fetch_at_the_same_time(machine: Path, tmp_path: Path, start: Callable[..., Run]) -> None:
     (tmp_path / "begun").mkdir()
     put_program(machine, "java", "exit 1")
-    # Each waits until the other has begun as well.
-    meet = f"""
-        touch {tmp_path}/begun/$$
-        while [ $(ls {tmp_path}/begun | wc -l) -lt 2 ]; do sleep 0.05; done
-    """
-    put_program(machine, "mvn", textwrap.dedent(meet) + textwrap.dedent(MAVEN_THAT_WORKS))
+    slow = f"touch {tmp_path}/begun/$$\nsleep 1\n"
+    put_program(machine, "mvn", slow + textwrap.dedent(MAVEN_THAT_WORKS))
     program = "from fastprod.testing._java import kafka_jars; print(kafka_jars())"
     said = [run.process.communicate(timeout=60)[0] for run in [start("-c", program) for _ in range(2)]]
     folder = tmp_path / "cache" / "fastprod" / "kafka-4.3.0"
     assert [text.splitlines()[-1] for text in said] == [str(folder)] * 2
     assert cached(tmp_path) == ["fastprod/kafka-4.3.0", "fastprod/kafka-4.3.0/kafka-clients-0.jar"]
+    assert len(list((tmp_path / "begun").iterdir())) == 1, "the second waits for the first"
 
 
 def test_a_broker_whose_java_vanishes_is_reported(
