@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from conftest import java_partition
 
 from fastprod import Producer
-from fastprod.testing import KafkaCluster, audit
+from fastprod.testing import Audit, KafkaCluster, audit
 
 DEADLINE_S = 60  # for what takes a second or two on a quiet machine
 
@@ -45,6 +45,37 @@ def some_keys(first: int, count: int) -> list[bytes]:
 
 def contents(cluster: KafkaCluster, topic: str, *, committed: bool = True) -> Counter[bytes]:
     return Counter(record.value() for record in cluster.records(topic, committed=committed))
+
+
+def settle(cluster: KafkaCluster, topic: str) -> None:
+    """Wait until no transaction is open in a topic: a commit is answered a moment before its markers are written."""
+    config = {"bootstrap.servers": cluster.bootstrap_servers, "group.id": "settle", "log_level": 0}
+    consumer = Consumer(config | {"isolation.level": "read_uncommitted"})
+    deadline = time.monotonic() + DEADLINE_S
+    try:
+        while True:
+            visible = {partition: end for partition, (_, end) in cluster.watermarks(topic).items()}
+            stored = {
+                partition: consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=DEADLINE_S)[1]
+                for partition in visible
+            }
+            if visible == stored:
+                return
+            assert time.monotonic() < deadline, f"readers see {visible} of {stored}"
+            time.sleep(0.02)
+    finally:
+        consumer.close()
+
+
+def committed(cluster: KafkaCluster, topic: str) -> Counter[bytes]:
+    """What readers see once all transactions are over."""
+    settle(cluster, topic)
+    return contents(cluster, topic)
+
+
+def checked(cluster: KafkaCluster, topic: str, count: int, **how: Any) -> Audit:
+    settle(cluster, topic)
+    return audit(cluster.bootstrap_servers, topic, count, **how)
 
 
 def refusal(call: Callable[..., object], *arguments: object) -> KafkaError:
@@ -106,7 +137,7 @@ def test_a_commit_shows_everything_at_once_in_all_topics(kafka_cluster: KafkaClu
         producer.commit_transaction(DEADLINE_S)
         assert len(producer) == 0
     for name in sizes:
-        found = audit(kafka_cluster.bootstrap_servers, name, count, partition_of=java_partition(5))
+        found = checked(kafka_cluster, name, count, partition_of=java_partition(5))
         assert found.clean, f"{name}: {found}"
 
 
@@ -155,14 +186,14 @@ def test_an_abort_hides_what_was_sent_and_drops_what_was_not(kafka_cluster: Kafk
         producer.begin_transaction()
         producer.produce_many(topic, [b"committed"] * 3000)
         producer.commit_transaction(DEADLINE_S)
-    assert contents(kafka_cluster, topic) == {b"committed": 3000}
+    assert committed(kafka_cluster, topic) == {b"committed": 3000}
 
 
 def test_of_many_transactions_in_a_row_exactly_the_committed_ones_are_seen(
     kafka_cluster: KafkaCluster, topic: str
 ) -> None:
     kafka_cluster.create_topic(topic, 3)
-    committed = 0
+    kept = 0
     with make(kafka_cluster, topic) as producer:
         for turn in range(40):
             producer.begin_transaction()
@@ -170,7 +201,7 @@ def test_of_many_transactions_in_a_row_exactly_the_committed_ones_are_seen(
                 producer.commit_transaction(DEADLINE_S)  # an empty one is fine, too
                 continue
             keep = turn % 2 == 0
-            number = committed if keep else 1_000_000
+            number = kept if keep else 1_000_000
             receipt = producer.produce_many(topic, numbered(number, 200), some_keys(number, 200))
             for value, key in zip(numbered(number + 200, 50), some_keys(number + 200, 50), strict=True):
                 producer.produce(topic, value, key)
@@ -179,12 +210,12 @@ def test_of_many_transactions_in_a_row_exactly_the_committed_ones_are_seen(
             if keep:
                 producer.commit_transaction(DEADLINE_S)
                 assert receipt.acknowledged == 200
-                committed += 250
+                kept += 250
             else:
                 producer.abort_transaction(DEADLINE_S)
                 assert receipt.done
-    assert committed == 20 * 250
-    found = audit(kafka_cluster.bootstrap_servers, topic, committed, partition_of=java_partition(3))
+    assert kept == 20 * 250
+    found = checked(kafka_cluster, topic, kept, partition_of=java_partition(3))
     assert found.clean, str(found)
 
 
@@ -209,7 +240,7 @@ def test_calls_in_the_wrong_order_are_refused(kafka_cluster: KafkaCluster, topic
         producer.produce(topic, b"in order")
         producer.commit_transaction(DEADLINE_S)
         assert refusal(producer.produce, topic, b"v").code() == KafkaError._STATE
-    assert contents(kafka_cluster, topic) == {b"in order": 1}
+    assert committed(kafka_cluster, topic) == {b"in order": 1}
 
 
 # ---- other instances
@@ -248,7 +279,7 @@ def test_a_newer_instance_fences_the_older_one(kafka_cluster: KafkaCluster, topi
             newer.commit_transaction(DEADLINE_S)
     finally:
         older.close(DEADLINE_S)
-    assert contents(kafka_cluster, topic) == {b"of the newer": 1000}
+    assert committed(kafka_cluster, topic) == {b"of the newer": 1000}
     assert contents(kafka_cluster, topic, committed=False)[b"of the older"] == 1000  # else nothing was there to hide
 
 
@@ -311,7 +342,7 @@ def test_a_killed_process_leaves_nothing_and_its_successor_goes_on_at_once(
         producer.produce_many(topic, numbered(0, 1000), some_keys(0, 1000))
         producer.commit_transaction(DEADLINE_S)
     assert time.monotonic() - started < 30
-    found = audit(kafka_cluster.bootstrap_servers, topic, 1000, partition_of=java_partition(3))
+    found = checked(kafka_cluster, topic, 1000, partition_of=java_partition(3))
     assert found.clean, str(found)
 
 
@@ -400,7 +431,7 @@ def test_offsets_and_output_are_committed_together(kafka_cluster: KafkaCluster, 
     assert aborted > 2
     assert sum(contents(kafka_cluster, target, committed=False).values()) > count
     # Numbers rise per key only: the consumer takes turns between the source's partitions.
-    found = audit(kafka_cluster.bootstrap_servers, target, count, partition_of=java_partition(3), order="key")
+    found = checked(kafka_cluster, target, count, partition_of=java_partition(3), order="key")
     assert found.clean, str(found)
 
 
@@ -435,7 +466,7 @@ def test_a_record_that_the_broker_refuses_fails_the_transaction(kafka_cluster: K
             producer, lambda: producer.produce_many(topic, [b"of the second"] * 100)
         )
         assert attempts <= 2
-    assert contents(kafka_cluster, topic) == {b"of the second": 100}
+    assert committed(kafka_cluster, topic) == {b"of the second": 100}
 
 
 def test_a_record_that_a_bulk_call_refuses_fails_the_transaction(kafka_cluster: KafkaCluster, topic: str) -> None:
@@ -451,7 +482,7 @@ def test_a_record_that_a_bulk_call_refuses_fails_the_transaction(kafka_cluster: 
         producer.begin_transaction()
         producer.produce_many(topic, [b"good"] * 2)
         producer.commit_transaction(DEADLINE_S)
-    assert contents(kafka_cluster, topic) == {b"good": 2}
+    assert committed(kafka_cluster, topic) == {b"good": 2}
 
 
 def test_a_record_without_a_topic_fails_the_transaction(kafka_cluster: KafkaCluster, topic: str) -> None:
@@ -468,7 +499,7 @@ def test_a_record_without_a_topic_fails_the_transaction(kafka_cluster: KafkaClus
         producer.begin_transaction()
         producer.produce_many(topic, [b"committed"] * 10)
         producer.commit_transaction(DEADLINE_S)
-    assert contents(kafka_cluster, topic) == {b"committed": 10}
+    assert committed(kafka_cluster, topic) == {b"committed": 10}
 
 
 # ---- brokers
@@ -497,7 +528,7 @@ def test_a_transaction_that_takes_too_long_is_ended_by_the_broker(kafka_cluster:
     finally:
         with suppress(KafkaException):  # no error_cb: the fatal error is raised here as well
             slow.close(DEADLINE_S)
-    assert contents(kafka_cluster, topic) == {b"in time": 100}
+    assert committed(kafka_cluster, topic) == {b"in time": 100}
     assert contents(kafka_cluster, topic, committed=False) == {b"too slow": 100, b"in time": 100}
 
 
@@ -540,5 +571,5 @@ def test_a_broker_that_dies_during_a_transaction_tears_nothing_apart(three_broke
         producer.produce_many(topic, [b"aborted"] * 100)
         producer.abort_transaction(DEADLINE_S)
     assert outage == ["to come", "now", "over"]
-    found = audit(three_brokers.bootstrap_servers, topic, 3 * third, partition_of=java_partition(6))
+    found = checked(three_brokers, topic, 3 * third, partition_of=java_partition(6))
     assert found.clean, str(found)
