@@ -13,6 +13,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError
 
+from fastprod._core._balance import PartialRoundRobin
 from fastprod.errors import ConfigError
 
 OWN_POLICIES = ("uniform", "sticky", "round_robin")
@@ -25,6 +26,9 @@ DEFAULT_STICKY_BYTES = 16384
 DEFAULT_BUFFER_MEMORY = 32 << 20  # as Java; larger buffers fall out of the CPU caches and cost throughput
 DEFAULT_LINGER_MS = 5.0
 DEFAULT_MAX_RECORD_BYTES = 1_000_000
+# How often librdkafka tells how many records of which partition it has sent again: nothing else does. Its report takes
+# about a kilobyte per partition of the topic.
+DEFAULT_STATISTICS_MS = 5000
 
 # librdkafka's second name for an option that we serve or look at.
 ALIASES = {
@@ -44,6 +48,8 @@ class Settings:
 
     policy: str = "uniform"
     partitioner: Any = None
+    partial_limit: int = 1  # partitions that partial round robin uses
+    partial_seed: int = 0
     adaptive: bool = True
     ignore_keys: bool = False
     availability_timeout_ms: float = 0
@@ -60,6 +66,7 @@ class Settings:
     on_delivery: Callable[..., Any] | None = None
     error_cb: Callable[..., Any] | None = None
     stats_cb: Callable[..., Any] | None = None
+    statistics_wanted: bool = False  # by stats_cb
     throttle_cb: Callable[..., Any] | None = None
     logger: Any = None
     only_errors: bool = False
@@ -121,6 +128,10 @@ def _no_error_cb(error: KafkaError) -> None:
     """Stands in where the user has none."""
 
 
+def _no_stats_cb(statistics: str) -> None:
+    """Stands in where the user has none."""
+
+
 def split(config: Mapping[str, Any], plugin: str) -> tuple[Settings, dict[str, Any]]:
     """(our settings, the configuration for confluent_kafka.Producer)."""
     given: dict[str, Any] = dict(config)
@@ -153,7 +164,12 @@ def split(config: Mapping[str, Any], plugin: str) -> tuple[Settings, dict[str, A
     # These also go to confluent-kafka: it tells librdkafka to emit the events, and runs them in transactions.
     settings.error_cb = conf.get("error_cb")
     conf["error_cb"] = settings.error_cb or _no_error_cb  # without one, librdkafka keeps errors from us too
-    settings.stats_cb = conf.get("stats_cb")
+    settings.stats_cb = _callback(conf, "stats_cb")
+    interval = _number(conf, "statistics.interval.ms", 0, 0, 86_400_000)
+    settings.statistics_wanted = settings.stats_cb is not None and interval > 0
+    if interval or "statistics.interval.ms" not in conf:
+        conf["stats_cb"] = settings.stats_cb if settings.statistics_wanted else _no_stats_cb
+    conf.setdefault("statistics.interval.ms", DEFAULT_STATISTICS_MS)
     settings.logger = conf.get("logger")
 
     partitioner = conf.pop("partitioner", None)
@@ -162,6 +178,10 @@ def split(config: Mapping[str, Any], plugin: str) -> tuple[Settings, dict[str, A
     elif isinstance(partitioner, str):
         settings.policy = "librdkafka"
         conf["partitioner"] = partitioner  # a name of librdkafka's, or one that it will refuse by name
+    elif isinstance(partitioner, PartialRoundRobin):
+        settings.policy = "partial"
+        settings.partial_limit = partitioner.limit
+        settings.partial_seed = secrets.randbits(64) if partitioner.seed is None else partitioner.seed
     elif callable(getattr(partitioner, "partition", None)):
         settings.policy = "python"
         settings.partitioner = partitioner

@@ -10,17 +10,21 @@ arrays or Series, and are read without copying; the loops run without the GIL.
 [0, 1, -1]
 >>> LoadTable([8, 3, 14, 8, 5]).cumulative
 [7, 19, 20, 27, 37]
+
+`PartialRoundRobin` and `SinglePartition` are given as a Producer's `partitioner`.
 """
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from fastprod._core._balance import LoadTable, StickyState, record_size_upper_bound
+from fastprod._core._balance import LoadTable, PartialRoundRobin, SinglePartition, StickyState, record_size_upper_bound
 from fastprod._core._hash import murmur2, murmur2_many, partition_for_keys
 
 __all__ = [
     "LoadTable",
+    "PartialRoundRobin",
     "Partitioner",
+    "SinglePartition",
     "StickyState",
     "murmur2",
     "murmur2_many",

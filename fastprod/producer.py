@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import itertools
 import os
+import socket
 import time
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import confluent_kafka
 from confluent_kafka import KafkaError
@@ -20,11 +22,15 @@ from fastprod._core._client import plugin_path
 from fastprod._core._runtime import Receipt, Runtime, check_headers
 from fastprod.errors import AuthenticationError
 
+if TYPE_CHECKING:
+    from fastprod.stats import ProducerStats
+
 DeliveryCallback = Callable[[KafkaError | None, Any], None]
 
 ABORT_S = 5.0  # for a transaction that is still open when its producer is dropped
 
 _live: weakref.WeakSet[Producer] = weakref.WeakSet()
+_numbers = itertools.count(1)
 
 
 class Producer(confluent_kafka.Producer):
@@ -40,6 +46,8 @@ class Producer(confluent_kafka.Producer):
     """
 
     _runtime: Runtime | None = None
+    name: str
+    """Whose figures these are, in `stats()` and where those of several producers are merged."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if self._runtime is not None:
@@ -49,6 +57,7 @@ class Producer(confluent_kafka.Producer):
         if not (args or kwargs) or (args and not isinstance(args[0], dict)):
             raise TypeError("expected configuration dict")
         settings, conf = _config.split({**(args[0] if args else {}), **kwargs}, plugin_path())
+        self.name = f"{conf.get('client.id', 'fastprod')}-{next(_numbers)}@{socket.gethostname()}:{os.getpid()}"
         runtime = Runtime(settings)
         runtime.attach(lambda: super(Producer, self).__init__(conf))
         self._runtime = runtime
@@ -187,6 +196,17 @@ class Producer(confluent_kafka.Producer):
 
     def __bool__(self) -> bool:
         return True
+
+    def stats(self) -> ProducerStats:
+        """What it has done and what it holds: by topic and used partition, by broker, and in all.
+
+        Cheap enough to call every second; also after `close()`. See fastprod.stats.
+        """
+        from fastprod import stats
+
+        if self._runtime is None:
+            raise RuntimeError("Producer has been closed")
+        return stats.read(self._runtime, self.name)
 
     # ---- transactions
 

@@ -9,7 +9,8 @@
 
 from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
-from fastprod._core._balance cimport load_table_t, random_t, sticky_t
+from fastprod._core._balance cimport load_table_t, partial_t, random_t, sticky_t
+from fastprod._core._histogram cimport histogram_t
 from fastprod._core._platform cimport fp_load64, pthread_cond_t, pthread_mutex_t
 
 cdef enum:
@@ -18,6 +19,7 @@ cdef enum:
     POLICY_ROUND_ROBIN = 2
     POLICY_LIBRDKAFKA = 3   # librdkafka's partitioner decides after hand-over
     POLICY_PYTHON = 4       # the user's object decides, with the GIL
+    POLICY_PARTIAL = 5      # PIP-79: round robin over some of the partitions
 
     APPEND_OK = 0
     APPEND_NO_ROOM = 1            # the pool is full: wait, then append again
@@ -150,6 +152,10 @@ ctypedef struct lane_t:
     int64_t failed_records
     int64_t failed_bytes
     int64_t progress_us       # last acknowledgement, or when the lane stopped being idle
+    # for stats(), under the accumulator's lock
+    histogram_t* latency      # owned: from the first record of a chunk to the last one's acknowledgement; NULL = none yet
+    int64_t settled_then      # settled_records when librdkafka's last statistics came
+    int64_t retries           # most records that librdkafka was seen to have sent again
 
 ctypedef struct lanes_t:      # published atomically, because acknowledgements read it without the lock
     int32_t size
@@ -175,6 +181,7 @@ ctypedef struct topic_t:
     bint routing              # the undecided lane is being routed outside the lock
     sticky_t sticky
     uint64_t turn             # round robin
+    partial_t partial         # partial round robin
     load_table_t table
     int32_t brokers           # how many lead partitions of the topic
     int32_t* broker           # owned: number of the leading broker per partition, 0..brokers-1
@@ -228,6 +235,8 @@ ctypedef struct accumulator_t:
     int64_t linger_us
     int64_t sticky_bytes
     int64_t availability_us
+    int32_t partial_limit     # partitions that partial round robin uses
+    uint64_t partial_seed
     int64_t timeout_us        # delivery timeout
     int64_t record_overhead   # what librdkafka allocates per record
     # pool
@@ -260,6 +269,7 @@ ctypedef struct accumulator_t:
     int32_t first_error       # why the first of them did
     int64_t records           # accepted, outcome open
     int64_t lanes_opened
+    int64_t failing_opens     # tests: so many lanes cannot be opened
     random_t random
 
 ctypedef struct headers_t:    # packed headers; `count` entries of two lengths, name and value follow
@@ -307,8 +317,11 @@ cdef inline char* data_of(chunk_t* chunk) noexcept nogil:
 cdef int accumulator_init(accumulator_t*) noexcept nogil
 cdef void accumulator_free(accumulator_t*) noexcept nogil
 cdef topic_t* topic_new(accumulator_t*, const char* name) noexcept nogil
+cdef int widen(topic_t*, int32_t partitions) noexcept nogil
 cdef int topic_update(accumulator_t*, topic_t*, int32_t partitions, const int32_t* leaders) noexcept nogil
 cdef lane_t* lane_of(accumulator_t*, topic_t*, int32_t partition) noexcept nogil
+cdef void count_latency(lane_t*, int64_t us, int64_t records) noexcept nogil
+cdef double weight_of(topic_t*, int32_t partition) noexcept nogil
 cdef int append(accumulator_t*, topic_t*, record_t*, int32_t* partition) noexcept nogil
 cdef int route_undecided(accumulator_t*, topic_t*, int32_t* wanted) noexcept nogil
 cdef chunk_t* detach(accumulator_t*, lane_t*) noexcept nogil

@@ -7,7 +7,7 @@ the batch that Java would have built is full, when `linger.ms` is over, on flush
 
 from libc.stdint cimport INT64_MAX
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memcpy, memset, strdup
+from libc.string cimport memcpy, memset, strdup, strlen
 
 from fastprod._core._balance cimport (
     BATCH_HEADER_BYTES,
@@ -15,12 +15,18 @@ from fastprod._core._balance cimport (
     load_table_find,
     load_table_free,
     load_table_reserve,
+    partial_advance,
+    partial_free,
+    partial_grow,
+    partial_next,
+    partial_seed,
     pick_below,
     record_upper_bound,
     record_wire_size,
     sticky_append,
 )
 from fastprod._core._hash cimport murmur2_bytes
+from fastprod._core._histogram cimport histogram_add, histogram_t
 from fastprod._core._platform cimport (
     fp_add64,
     fp_assert,
@@ -83,6 +89,7 @@ cdef void accumulator_free(accumulator_t* acc) noexcept nogil:
         _lane_free(topic.undecided)
         _lane_free(topic.unassigned)
         load_table_free(&topic.table)
+        partial_free(&topic.partial)
         free(topic.queues)
         free(topic.smooth)
         free(topic.broker)
@@ -127,6 +134,7 @@ cdef void _lane_free(lane_t* lane) noexcept nogil:
         lane.fly_head = chunk.fly_next
         if chunk.refs < 2:  # otherwise the delivery list frees it
             _chunk_free(chunk)
+    free(lane.latency)
     free(lane)
 
 
@@ -157,9 +165,47 @@ cdef topic_t* topic_new(accumulator_t* acc, const char* name) noexcept nogil:
         return NULL
     topic.sticky.partition = -1
     topic.sticky.bound = acc.sticky_bytes
+    topic.partial.random = partial_seed(acc.partial_seed, name, strlen(name))
     topic.next = acc.topics
     acc.topics = topic
     return topic
+
+
+cdef int widen(topic_t* topic, int32_t partitions) noexcept nogil:
+    """Room for so many lanes and what is kept per partition; -1 when memory is short."""
+    cdef lanes_t* wider
+    cdef lanes_t* lanes = topic.lanes
+    cdef int32_t i
+    if partitions <= lanes.size:
+        return 0
+    wider = <lanes_t*>calloc(1, sizeof(lanes_t))
+    if wider == NULL:
+        return -1
+    wider.lanes = <lane_t**>calloc(partitions, sizeof(lane_t*))
+    if (
+        wider.lanes == NULL
+        or _grow(<void**>&topic.available, partitions, sizeof(int32_t)) < 0
+        or _grow(<void**>&topic.leaders, partitions, sizeof(int32_t)) < 0
+        or _grow(<void**>&topic.heap, partitions, sizeof(int32_t)) < 0
+        or _grow(<void**>&topic.broker, partitions, sizeof(int32_t)) < 0
+        or _grow(<void**>&topic.broker_queue, partitions, sizeof(int64_t)) < 0
+        or _grow(<void**>&topic.broker_lanes, partitions, sizeof(int32_t)) < 0
+        or _grow(<void**>&topic.queues, partitions, sizeof(int64_t)) < 0
+        or _grow(<void**>&topic.smooth, partitions, sizeof(int64_t)) < 0
+        or _grow(<void**>&topic.share, partitions, sizeof(int64_t)) < 0
+        or load_table_reserve(&topic.table, partitions) < 0
+    ):
+        free(wider.lanes)
+        free(wider)
+        return -1
+    wider.size = partitions
+    wider.previous = lanes
+    for i in range(lanes.size):
+        wider.lanes[i] = lanes.lanes[i]
+    for i in range(lanes.size, partitions):
+        topic.smooth[i] = -1
+    fp_store_ptr(<void**>&topic.lanes, wider)
+    return 0
 
 
 cdef int topic_update(accumulator_t* acc, topic_t* topic, int32_t partitions, const int32_t* leaders) noexcept nogil:
@@ -167,39 +213,15 @@ cdef int topic_update(accumulator_t* acc, topic_t* topic, int32_t partitions, co
 
     Partitions that are new become electable, those without a leader stop being chosen for key-less records.
     """
-    cdef lanes_t* wider
-    cdef lanes_t* lanes = topic.lanes
     cdef int32_t i, j, n = 0
-    if partitions > lanes.size:
-        wider = <lanes_t*>calloc(1, sizeof(lanes_t))
-        if wider == NULL:
+    if widen(topic, partitions) < 0:
+        return -1
+    if acc.policy == POLICY_PARTIAL:
+        if partitions < topic.partial.known:  # deleted and made anew: the draw is, too
+            partial_free(&topic.partial)
+        if partial_grow(&topic.partial, acc.partial_limit, partitions) < 0:
+            topic.partitions = 0  # records wait until an answer finds memory
             return -1
-        wider.lanes = <lane_t**>calloc(partitions, sizeof(lane_t*))
-        if wider.lanes == NULL:
-            free(wider)
-            return -1
-        wider.size = partitions
-        wider.previous = lanes
-        for i in range(lanes.size):
-            wider.lanes[i] = lanes.lanes[i]
-        if (
-            _grow(<void**>&topic.available, partitions, sizeof(int32_t)) < 0
-            or _grow(<void**>&topic.leaders, partitions, sizeof(int32_t)) < 0
-            or _grow(<void**>&topic.heap, partitions, sizeof(int32_t)) < 0
-            or _grow(<void**>&topic.broker, partitions, sizeof(int32_t)) < 0
-            or _grow(<void**>&topic.broker_queue, partitions, sizeof(int64_t)) < 0
-            or _grow(<void**>&topic.broker_lanes, partitions, sizeof(int32_t)) < 0
-            or _grow(<void**>&topic.queues, partitions, sizeof(int64_t)) < 0
-            or _grow(<void**>&topic.smooth, partitions, sizeof(int64_t)) < 0
-            or _grow(<void**>&topic.share, partitions, sizeof(int64_t)) < 0
-            or load_table_reserve(&topic.table, partitions) < 0
-        ):
-            free(wider.lanes)
-            free(wider)
-            return -1
-        for i in range(lanes.size, partitions):
-            topic.smooth[i] = -1
-        fp_store_ptr(<void**>&topic.lanes, wider)
     topic.brokers = 0
     for i in range(partitions):
         topic.leaders[i] = leaders[i]
@@ -238,11 +260,22 @@ cdef lane_t* lane_of(accumulator_t* acc, topic_t* topic, int32_t partition) noex
     """The lane of a partition that metadata knows, opened on first use; NULL when memory is short."""
     cdef lane_t* lane = topic.lanes.lanes[partition]
     if lane == NULL:
+        if acc.failing_opens:
+            acc.failing_opens -= 1
+            return NULL
         lane = _lane_new(topic, partition)
         if lane != NULL:
             acc.lanes_opened += 1
             fp_store_ptr(<void**>&topic.lanes.lanes[partition], lane)
     return lane
+
+
+cdef void count_latency(lane_t* lane, int64_t us, int64_t records) noexcept nogil:
+    """For statistics; without memory for the histogram they are not counted."""
+    if lane.latency == NULL:
+        lane.latency = <histogram_t*>calloc(1, sizeof(histogram_t))
+    if lane.latency != NULL:
+        histogram_add(lane.latency, us, records)
 
 
 # ---------------------------------------------------------------------------------------------------------- pool
@@ -802,6 +835,21 @@ cdef int32_t _choose_other(accumulator_t* acc, topic_t* topic, int32_t old) noex
     return topic.available[i]
 
 
+cdef double weight_of(topic_t* topic, int32_t partition) noexcept nogil:
+    """The share of key-less records that the load table gives a partition at this moment."""
+    cdef int32_t i
+    if not 0 <= partition < topic.partitions or topic.leaders[partition] < 0:
+        return 0
+    if topic.table.count == 0:
+        return 1.0 / topic.available_count
+    for i in range(topic.table.count):
+        if topic.table.partitions[i] == partition:
+            return (
+                topic.table.cumulative[i] - (topic.table.cumulative[i - 1] if i else 0)
+            ) / <double>topic.table.cumulative[topic.table.count - 1]
+    return 0
+
+
 cdef int _append_uniform(accumulator_t* acc, topic_t* topic, record_t* record, int32_t* partition) noexcept nogil:
     cdef sticky_t* sticky = &topic.sticky
     cdef int64_t size, appended, produced
@@ -839,7 +887,7 @@ cdef int append(accumulator_t* acc, topic_t* topic, record_t* record, int32_t* p
     cdef lane_t* lane
     cdef int64_t size
     cdef int status
-    cdef bint full, in_turn = False
+    cdef bint full, in_turn = False, in_part = False
     partition[0] = -1
     if acc.policy == POLICY_LIBRDKAFKA:
         if topic.partitions and wanted >= topic.partitions:
@@ -862,12 +910,13 @@ cdef int append(accumulator_t* acc, topic_t* topic, record_t* record, int32_t* p
                 wanted = topic.sticky.partition
                 if wanted < 0:
                     wanted = _choose_other(acc, topic, -1)
-                lane = lane_of(acc, topic, wanted)
-                if lane == NULL:
-                    return APPEND_NO_MEMORY
-                if not lane.batch_open or not _has_room(lane, _wire_size(lane, record)):
+                lane = topic.lanes.lanes[wanted]
+                if lane == NULL or not lane.batch_open or not _has_room(lane, _wire_size(lane, record)):
                     wanted = _choose_other(acc, topic, wanted)
                 topic.sticky.partition = wanted
+            elif acc.policy == POLICY_PARTIAL:
+                in_part = True
+                wanted = partial_next(&topic.partial, topic.leaders)
             else:
                 in_turn = True
                 if topic.available_count:
@@ -886,6 +935,8 @@ cdef int append(accumulator_t* acc, topic_t* topic, record_t* record, int32_t* p
         return status
     if in_turn:
         topic.turn += 1
+    elif in_part:
+        partial_advance(&topic.partial)
     partition[0] = lane.partition
     _count_in_batch(acc, lane, record, size, &full)
     return APPEND_OK
@@ -1015,6 +1066,8 @@ cdef void publish(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
     acc.live_chunks -= 1
     acc.records -= records
     acc.news += 1
+    if records > chunk.failed and chunk.lane != chunk.lane.topic.unassigned:
+        count_latency(chunk.lane, fp_now_us() - chunk.created_us, records - chunk.failed)
     if chunk.failed:
         if acc.failed == 0:
             acc.first_error = _first_error(chunk)
@@ -1234,6 +1287,7 @@ POLICIES = {
     "uniform": POLICY_UNIFORM,
     "sticky": POLICY_STICKY,
     "round_robin": POLICY_ROUND_ROBIN,
+    "partial": POLICY_PARTIAL,
 }
 
 
@@ -1250,7 +1304,7 @@ cdef class Accumulator:
     def __cinit__(
         self, int32_t partitions, *, policy="uniform", int64_t sticky_bytes=16384, int64_t buffer_memory=32 << 20,
         double linger_ms=0, bint adaptive=True, bint replay=False, int64_t seed=0,
-        double availability_timeout_ms=0, bint ignore_keys=False, leaders=None,
+        double availability_timeout_ms=0, bint ignore_keys=False, leaders=None, int32_t limit=1, int64_t failing_opens=0,
     ):
         memset(&self.acc, 0, sizeof(accumulator_t))
         self.acc.policy = POLICIES[policy]
@@ -1260,6 +1314,9 @@ cdef class Accumulator:
         self.acc.limit = buffer_memory
         self.acc.linger_us = <int64_t>(linger_ms * 1000)
         self.acc.availability_us = <int64_t>(availability_timeout_ms * 1000)
+        self.acc.partial_limit = limit
+        self.acc.partial_seed = <uint64_t>seed
+        self.acc.failing_opens = failing_opens
         self.acc.random.counting = replay
         self.acc.random.state = <uint64_t>seed
         accumulator_init(&self.acc)
@@ -1358,6 +1415,31 @@ cdef class Accumulator:
     def rebuild(self):
         """Forces the next choice to read the queues again."""
         self.topic.table_us = 0
+
+    def rebuild_many(self, int64_t times):
+        """Builds the load table so many times, 10 ms apart by its clock: for benchmarks."""
+        cdef int64_t i, now = fp_now_us()
+        for i in range(times):
+            _rebuild_table(&self.acc, self.topic, now + i * 2 * TABLE_US)
+
+    def choose_many(self, int64_t times, int64_t size):
+        """Decides so many times where a record of `size` bytes goes that fills a batch, placing none: for benchmarks.
+
+        Returns the sum of the partitions, so that no compiler leaves it out.
+        """
+        cdef int64_t i, total = 0
+        for i in range(times):
+            if self.acc.policy == POLICY_PARTIAL:
+                total += partial_next(&self.topic.partial, self.topic.leaders)
+                partial_advance(&self.topic.partial)
+            else:
+                self.topic.sticky.partition = _choose(&self.acc, self.topic, size if i else 0)
+                total += self.topic.sticky.partition
+        return total
+
+    def weight(self, int32_t partition):
+        """The share that the load table gives a partition."""
+        return weight_of(self.topic, partition)
 
     @property
     def used(self):

@@ -83,3 +83,31 @@ cdef inline bint sticky_append(sticky_t* sticky, int64_t appended, bint batch_do
         sticky.produced = 0
         return True
     return False
+
+
+ctypedef struct partial_t:  # round robin over some of a topic's partitions (PIP-79)
+    int32_t* order    # owned: the partitions in use, in the order of their turns
+    int32_t count     # how many
+    int32_t known     # partitions of the topic when it was last looked at
+    int32_t position  # whose turn is next
+    uint64_t random   # state of the shuffle
+
+cdef int partial_grow(partial_t*, int32_t limit, int32_t partitions) noexcept nogil
+cdef void partial_free(partial_t*) noexcept nogil
+cdef uint64_t partial_seed(uint64_t seed, const char* topic, int64_t size) noexcept nogil
+
+
+cdef inline int32_t partial_next(partial_t* state, const int32_t* leaders) noexcept nogil:
+    """Whose turn it is, passing over partitions without a leader unless none has one; -1 before partial_grow."""
+    cdef int32_t tries, at = state.position
+    for tries in range(state.count):
+        if leaders == NULL or leaders[state.order[at]] >= 0:
+            break
+        at = at + 1 if at + 1 < state.count else 0
+    state.position = at
+    return state.order[at] if state.count else -1
+
+
+cdef inline void partial_advance(partial_t* state) noexcept nogil:
+    """The partition has had its record."""
+    state.position = state.position + 1 if state.position + 1 < state.count else 0

@@ -16,3 +16,18 @@ class StickyState:
     @property
     def produced(self) -> int: ...
     def append(self, size: int, batch_done: bool) -> bool: ...
+
+class PartialRoundRobin:
+    """Round robin over at most `limit` partitions of each topic, drawn by chance (Pulsar's PIP-79)."""
+
+    limit: int
+    seed: int | None
+    def __init__(self, limit: int, seed: int | None = None) -> None: ...
+    def partition(
+        self, topic: str, key: bytes | None, value: bytes | None, partitions: int, available: Sequence[int]
+    ) -> int: ...
+
+class SinglePartition(PartialRoundRobin):
+    """Every key-less record of a topic goes to one partition, drawn by chance."""
+
+    def __init__(self, seed: int | None = None) -> None: ...

@@ -6,9 +6,17 @@ queue still gets a little and the shortest gets most:
     queues      8   3  14   8   5        max + 1 = 15
     weights     7  12   1   7  10
     cumulative  7  19  20  27  37        a number in 0..36 picks the first entry greater than it
+
+Partial round robin (Pulsar's PIP-79) uses only `limit` partitions, drawn by chance, so that many small producers
+together use all of them and each holds little.
 """
 
-from libc.stdlib cimport free, realloc
+import operator
+import secrets
+
+from libc.stdlib cimport free, malloc, realloc
+
+from fastprod._core._hash cimport murmur2_bytes, partition_of_hash
 
 
 cdef int load_table_reserve(load_table_t* table, int32_t capacity) noexcept nogil:
@@ -195,3 +203,148 @@ cdef class StickyState:
     def append(self, int64_t size, bint batch_done):
         """True when the partition has had its share. `batch_done`: its batch is full, or there is none."""
         return sticky_append(&self.state, size, batch_done)
+
+
+cdef uint64_t _step(uint64_t* state) noexcept nogil:
+    """The next 64 random bits (splitmix64)."""
+    cdef uint64_t z
+    state[0] += 0x9E3779B97F4A7C15ULL
+    z = state[0]
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL
+    return z ^ (z >> 31)
+
+
+cdef uint64_t partial_seed(uint64_t seed, const char* topic, int64_t size) noexcept nogil:
+    """A topic's own sequence, so that topics do not all use the same partitions."""
+    return seed ^ (<uint64_t><unsigned int>murmur2_bytes(<const unsigned char*>topic, size) << 20)
+
+
+cdef int partial_grow(partial_t* state, int32_t limit, int32_t partitions) noexcept nogil:
+    """Draws from the partitions not in use until `limit` are, or all. Order and position of the others stay.
+
+    -1 when memory is short: nothing has changed then.
+    """
+    cdef int32_t i, j, left = 0, wanted = min(limit, partitions)
+    cdef int32_t* order
+    cdef int32_t* unused
+    cdef char* taken
+    if partitions <= state.known or wanted <= state.count:
+        state.known = max(state.known, partitions)
+        return 0
+    order = <int32_t*>realloc(state.order, wanted * sizeof(int32_t))
+    if order == NULL:
+        return -1
+    state.order = order
+    unused = <int32_t*>malloc(partitions * (sizeof(int32_t) + 1))
+    if unused == NULL:
+        return -1
+    taken = <char*>(unused + partitions)
+    for i in range(partitions):
+        taken[i] = 0
+    for i in range(state.count):
+        taken[order[i]] = 1
+    for i in range(partitions):
+        if not taken[i]:
+            unused[left] = i
+            left += 1
+    for i in range(state.count, wanted):
+        j = <int32_t>fp_scale(_step(&state.random), left)
+        order[i] = unused[j]
+        left -= 1
+        unused[j] = unused[left]
+    free(unused)
+    state.count = wanted
+    state.known = partitions
+    return 0
+
+
+cdef void partial_free(partial_t* state) noexcept nogil:
+    free(state.order)
+    state.order = NULL
+    state.count = state.known = state.position = 0
+
+
+cdef class PartialRoundRobin:
+    """Round robin over at most `limit` partitions of each topic, drawn by chance (Pulsar's PIP-79).
+
+    Give it as the config's `partitioner`: for producers of low rate, which then hold connections and batches for a
+    few partitions instead of all. Records with a key go where the key says. The same `seed` draws the same
+    partitions. When a topic grows, new partitions join until there are `limit`; order and position of the others
+    stay.
+
+    >>> order = PartialRoundRobin(2, seed=7)
+    >>> len({order.partition("orders", None, None, 10, range(10)) for _ in range(100)})
+    2
+    """
+
+    cdef readonly object limit  # partitions used per topic, at most
+    cdef readonly object seed   # None = another draw every time
+    cdef dict states            # topic -> _State, for use without a Producer
+
+    def __init__(self, limit, seed=None):
+        self.limit = _whole("limit", limit, 1, 0x7fffffff)
+        self.seed = None if seed is None else _whole("seed", seed, 0, 0xffffffffffffffff)
+        self.states = {}
+
+    def partition(self, topic, key, value, partitions, available):
+        """The next partition of `topic`; a Producer runs the same in C."""
+        cdef _State state
+        cdef int32_t chosen = -1, tries
+        cdef bytes name
+        if key is not None:
+            name = key if isinstance(key, bytes) else bytes(key)
+            return partition_of_hash(murmur2_bytes(name, len(name)), partitions)
+        state = self.states.get(topic)
+        if state is None:
+            state = self.states[topic] = _State()
+            name = topic.encode()
+            state.c.random = partial_seed(secrets.randbits(64) if self.seed is None else self.seed, name, len(name))
+        if partial_grow(&state.c, self.limit, partitions) < 0:
+            raise MemoryError()
+        for tries in range(state.c.count):
+            chosen = partial_next(&state.c, NULL)
+            partial_advance(&state.c)
+            if not available or chosen in available:
+                break
+        return chosen
+
+    def __reduce__(self):
+        return type(self), (self.limit, self.seed)
+
+    def __repr__(self):
+        return f"{type(self).__name__}(limit={self.limit}, seed={self.seed})"
+
+
+cdef class _State:
+    """Owns one topic's partial_t."""
+
+    cdef partial_t c
+
+    def __dealloc__(self):
+        partial_free(&self.c)
+
+
+cdef class SinglePartition(PartialRoundRobin):
+    """Every key-less record of a topic goes to one partition, drawn by chance; see PartialRoundRobin."""
+
+    def __init__(self, seed=None):
+        super().__init__(1, seed)
+
+    def __reduce__(self):
+        return type(self), (self.seed,)
+
+    def __repr__(self):
+        return f"SinglePartition(seed={self.seed})"
+
+
+cdef _whole(name, value, low, high):
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        raise TypeError(f"{name} must be a whole number, not {value!r}")
+    if not low <= number <= high:
+        raise ValueError(f"{name} must be from {low} to {high}, not {value}")
+    return number

@@ -3,11 +3,24 @@
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from fastprod._core._accumulator cimport accumulator_t, topic_t
+from fastprod._core._histogram cimport histogram_t
 from fastprod._core._platform cimport pthread_cond_t, pthread_t
 from fastprod._core._rdkafka cimport rd_kafka_event_t, rd_kafka_message_t, rd_kafka_queue_t, rd_kafka_t
 
 cdef enum:
     SCRATCH_MESSAGES = 4096     # most that go to librdkafka in one call; a chunk never holds more
+    PRODUCE_REQUEST = 0         # Kafka's number for it
+
+ctypedef struct broker_t:       # what went to one broker; brokers are added and never removed, under client_t.brokers_lock
+    broker_t* next
+    int32_t id
+    bint up                     # connected, login and all
+    bint known                  # has been
+    int64_t sent                # Produce requests
+    int64_t answered            # of them, also by an error or a lost connection
+    int64_t failed              # answered by one of those
+    int64_t settled             # requests whose records had their outcome with the answer; the others were repeated
+    histogram_t round_trip      # from sending a Produce request to its answer
 
 ctypedef struct handles_t:      # topics by librdkafka's handle; replaced as a whole, read without a lock
     uint32_t mask
@@ -54,6 +67,10 @@ ctypedef struct client_t:
     int64_t trouble_us          # when, 0 = never
     int64_t reached_us          # when a connection was last made, login and all; 0 = never
     int64_t progress_us         # when records were last acknowledged, 0 = never
+    broker_t* brokers           # owned
+    int brokers_lock            # a leaf lock: librdkafka's threads take it
+    char* statistics            # owned: librdkafka's last ones, as JSON, or NULL; under `acc.lock`
+    bint statistics_wanted      # by the user's callback too
     bint no_offsets             # acks=0: librdkafka counts on from its «invalid offset», which means nothing
 
 cdef void set_newborn(client_t*) noexcept nogil
@@ -67,3 +84,4 @@ cdef void drain(client_t*) noexcept nogil
 cdef void drain_as_guest(client_t*, int purge_flags) noexcept nogil
 cdef void publish_completed(client_t*) noexcept nogil
 cdef void drop_event(event_t*) noexcept nogil
+cdef void free_brokers(client_t*) noexcept nogil

@@ -10,7 +10,7 @@ tells us the outcomes instead. It is not used otherwise: the broker thread is th
 librdkafka is never called with one of our locks held, so its callbacks may take them.
 """
 
-from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int16_t, int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset, strcmp, strdup, strncpy
 
@@ -22,6 +22,7 @@ from fastprod._core._accumulator cimport (
     accumulator_t,
     chunk_release,
     chunk_t,
+    count_latency,
     count_settled,
     data_of,
     detach,
@@ -30,6 +31,7 @@ from fastprod._core._accumulator cimport (
     fail_waiting,
     header_t,
     headers_t,
+    lane_of,
     lane_t,
     lanes_t,
     next_deadline,
@@ -45,7 +47,9 @@ from fastprod._core._accumulator cimport (
     topic_t,
     topic_update,
     unlink_flying,
+    widen,
 )
+from fastprod._core._histogram cimport histogram_add
 from fastprod._core._platform cimport (
     fp_cas_ptr,
     fp_cond_wait_until,
@@ -76,6 +80,10 @@ cdef extern from * nogil:
     static __thread int fp_handing_over;
     static int fp_is_handing_over(void) { return fp_handing_over; }
     static void fp_hand_over(int now) { fp_handing_over = now; }
+    /* The broker whose answer this thread is handling, until the first record has its outcome by it. */
+    static __thread void *fp_answering;
+    static void *fp_get_answering(void) { return fp_answering; }
+    static void fp_set_answering(void *broker) { fp_answering = broker; }
     static void *fp_get_newborn(void) { return fp_newborn; }
     static void fp_set_newborn(void *client) { fp_newborn = client; }
 
@@ -101,6 +109,8 @@ cdef extern from * nogil:
     """
     void* fp_get_newborn()
     void fp_set_newborn(void*)
+    void* fp_get_answering()
+    void fp_set_answering(void*)
     int fp_is_handing_over()
     void fp_hand_over(int)
     int fp_start_thread(pthread_t*, void* (*)(void*) noexcept nogil, void*)
@@ -147,6 +157,10 @@ cdef rd_kafka_resp_err_t _on_new(
     cdef rd_kafka_resp_err_t error
     (<client_t*>opaque).rk = rk
     error = rdkafka.interceptor_add_on_broker_state_change(rk, b"fastprod", _on_broker_state, opaque)
+    if error == 0:
+        error = rdkafka.interceptor_add_on_request_sent(rk, b"fastprod", _on_request_sent, opaque)
+    if error == 0:
+        error = rdkafka.interceptor_add_on_response_received(rk, b"fastprod", _on_response_received, opaque)
     if error == 0 and (<client_t*>opaque).transactional:
         error = rdkafka.interceptor_add_on_acknowledgement(rk, b"fastprod", _on_acknowledged, opaque)
     return error
@@ -158,9 +172,18 @@ cdef rd_kafka_resp_err_t _on_broker_state(
     """A connection was made or lost. Runs on librdkafka's threads, some with its locks held."""
     cdef client_t* client = <client_t*>opaque
     cdef uint64_t bit = 1
+    cdef bint up = strcmp(state, b"UP") == 0
+    cdef broker_t* known
+    if broker >= 0:
+        fp_spin_lock(&client.brokers_lock)
+        known = _broker(client, broker)
+        if known != NULL:
+            known.up = up
+            known.known |= up
+        fp_spin_unlock(&client.brokers_lock)
     bit <<= <uint32_t>(broker * 31 + port) & 63
     pthread_mutex_lock(&client.acc.lock)
-    if strcmp(state, b"UP") == 0:
+    if up:
         client.connected |= bit
         client.reached_us = fp_now_us()
         pthread_cond_signal(&client.scout_wake)
@@ -168,6 +191,77 @@ cdef rd_kafka_resp_err_t _on_broker_state(
         client.connected &= ~bit
     pthread_mutex_unlock(&client.acc.lock)
     return 0
+
+
+cdef broker_t* _broker(client_t* client, int32_t number) noexcept nogil:
+    """The figures of a broker, made on first use; NULL when memory is short. The brokers' lock is held."""
+    cdef broker_t* broker = client.brokers
+    while broker != NULL and broker.id != number:
+        broker = broker.next
+    if broker == NULL:
+        broker = <broker_t*>calloc(1, sizeof(broker_t))
+        if broker != NULL:
+            broker.id = number
+            broker.next = client.brokers
+            client.brokers = broker
+    return broker
+
+
+cdef rd_kafka_resp_err_t _on_request_sent(
+    rd_kafka_t* rk, int socket, const char* name, int32_t number, int16_t api, int16_t version, int32_t correlation,
+    size_t size, void* opaque,
+) noexcept nogil:
+    """Runs on broker threads."""
+    cdef client_t* client = <client_t*>opaque
+    cdef broker_t* broker
+    if api == PRODUCE_REQUEST and number >= 0:
+        fp_spin_lock(&client.brokers_lock)
+        broker = _broker(client, number)
+        if broker != NULL:
+            broker.sent += 1
+        fp_spin_unlock(&client.brokers_lock)
+    return 0
+
+
+cdef rd_kafka_resp_err_t _on_response_received(
+    rd_kafka_t* rk, int socket, const char* name, int32_t number, int16_t api, int16_t version, int32_t correlation,
+    size_t size, int64_t round_trip_us, rd_kafka_resp_err_t error, void* opaque,
+) noexcept nogil:
+    """A Produce request is over, by an answer or without. Runs on broker threads, before the outcomes are known."""
+    cdef client_t* client = <client_t*>opaque
+    cdef broker_t* broker
+    if api == PRODUCE_REQUEST and number >= 0:
+        fp_spin_lock(&client.brokers_lock)
+        broker = _broker(client, number)
+        # A request that was still in the queue when its connection was lost is answered, but was never sent.
+        if broker != NULL and broker.answered < broker.sent:
+            broker.answered += 1
+            if error:
+                broker.failed += 1
+            elif round_trip_us >= 0:
+                histogram_add(&broker.round_trip, round_trip_us, 1)
+        fp_spin_unlock(&client.brokers_lock)
+        fp_set_answering(broker)
+    return 0
+
+
+cdef void _count_settled_request(client_t* client, int32_t number) noexcept nogil:
+    """A delivery report came by an answer of this broker."""
+    cdef broker_t* broker
+    if number >= 0:
+        fp_spin_lock(&client.brokers_lock)
+        broker = _broker(client, number)
+        if broker != NULL:
+            broker.settled += 1
+        fp_spin_unlock(&client.brokers_lock)
+
+
+cdef void free_brokers(client_t* client) noexcept nogil:
+    cdef broker_t* broker
+    while client.brokers != NULL:
+        broker = client.brokers
+        client.brokers = broker.next
+        free(broker)
 
 
 cdef inline topic_t* _topic_of(client_t* client, void* handle) noexcept nogil:
@@ -279,6 +373,9 @@ cdef void _push_completed(client_t* client, chunk_t* chunk) noexcept nogil:
 cdef rd_kafka_resp_err_t _on_acknowledged(rd_kafka_t* rk, rd_kafka_message_t* message, void* opaque) noexcept nogil:
     """Transactional producers only. Runs on librdkafka's threads, some with its locks held."""
     cdef lane_t* lane
+    if fp_get_answering() != NULL:  # the first record of an answer that the same thread handles
+        _count_settled_request(<client_t*>opaque, (<broker_t*>fp_get_answering()).id)
+        fp_set_answering(NULL)
     if not fp_is_handing_over():
         lane = _lane_of(<client_t*>opaque, message)
         if lane != NULL:
@@ -294,6 +391,7 @@ cdef lane_t* _lane_of(client_t* client, const rd_kafka_message_t* message) noexc
     if topic == NULL:
         return NULL
     if client.acc.policy == POLICY_LIBRDKAFKA:
+        _open_apart(client, topic, message.partition)
         return topic.unassigned
     lanes = <lanes_t*>fp_load_ptr(<void**>&topic.lanes)
     if not 0 <= message.partition < lanes.size:
@@ -317,11 +415,48 @@ cdef inline void _acknowledge(client_t* client, lane_t* lane, const rd_kafka_mes
             or not _is_record(chunk, slot_at(chunk, i), message)
         ):
             chunk = _find(lane, message, &i)
-    if chunk != NULL and _settle(lane, chunk, i, error, message, -1 if client.no_offsets else message.offset):
+    if chunk == NULL:
+        return
+    if lane == lane.topic.unassigned:
+        _count_apart(lane.topic, message, slot_at(chunk, i), fp_now_us() - chunk.created_us)
+    if _settle(lane, chunk, i, error, message, -1 if client.no_offsets else message.offset):
         if not error:
             fp_store64(&lane.progress_us, fp_now_us())
             fp_store64(&client.progress_us, lane.progress_us)
         _push_completed(client, chunk)
+
+
+cdef void _count_apart(topic_t* topic, const rd_kafka_message_t* message, slot_t* slot, int64_t latency_us) noexcept nogil:
+    """librdkafka has chosen the partition, so only its answer tells which one to count the record for."""
+    cdef lanes_t* lanes = <lanes_t*>fp_load_ptr(<void**>&topic.lanes)
+    cdef lane_t* counted
+    cdef int64_t size = <int64_t>slot.size + slot.key_size
+    if slot.state != PENDING or not 0 <= message.partition < lanes.size:
+        return
+    counted = <lane_t*>fp_load_ptr(<void**>&lanes.lanes[message.partition])
+    if counted == NULL:
+        return
+    fp_spin_lock(&counted.spin)
+    counted.in_records += 1
+    counted.in_bytes += size
+    count_settled(counted, slot, message.err != 0)
+    if not message.err:
+        count_latency(counted, latency_us, 1)
+    fp_spin_unlock(&counted.spin)
+
+
+cdef void _open_apart(client_t* client, topic_t* topic, int32_t partition) noexcept nogil:
+    """A lane for _count_apart, where librdkafka chooses partitions."""
+    cdef lanes_t* lanes = <lanes_t*>fp_load_ptr(<void**>&topic.lanes)
+    cdef lane_t* lane
+    if partition < 0 or (partition < lanes.size and fp_load_ptr(<void**>&lanes.lanes[partition]) != NULL):
+        return
+    pthread_mutex_lock(&client.acc.lock)
+    if widen(topic, partition + 1) == 0:  # librdkafka may have heard of the topic before our scout has
+        lane = lane_of(&client.acc, topic, partition)
+        if lane != NULL:
+            count_latency(lane, 0, 0)  # makes the histogram, which should not be done under the leaf lock
+    pthread_mutex_unlock(&client.acc.lock)
 
 
 cdef void _take_report(client_t* client, rd_kafka_event_t* event) noexcept nogil:
@@ -331,6 +466,8 @@ cdef void _take_report(client_t* client, rd_kafka_event_t* event) noexcept nogil
     cdef int32_t partition = -1
     cdef lane_t* lane = NULL
     cdef uint32_t n = 0
+    if message != NULL:
+        _count_settled_request(client, rdkafka.message_broker_id(message))
     while message != NULL:
         if lane == NULL or message.rkt != handle or message.partition != partition or n & 0xff == 0:
             if lane != NULL:
@@ -467,6 +604,25 @@ cdef void _note_trouble(client_t* client, int32_t error, const char* text) noexc
         pthread_mutex_unlock(&client.acc.lock)
 
 
+cdef void _take_statistics(client_t* client, const char* text) noexcept nogil:
+    """Keeps librdkafka's statistics for stats(), and what was settled when they came: reports before them are taken."""
+    cdef char* copy = strdup(text)
+    cdef topic_t* topic
+    cdef lane_t* lane
+    cdef int32_t i
+    pthread_mutex_lock(&client.acc.lock)
+    free(client.statistics)
+    client.statistics = copy
+    topic = client.acc.topics
+    while topic != NULL:
+        for i in range(topic.lanes.size):
+            lane = topic.lanes.lanes[i]
+            if lane != NULL:
+                lane.settled_then = fp_load64(&lane.settled_records)
+        topic = topic.next
+    pthread_mutex_unlock(&client.acc.lock)
+
+
 cdef void drain(client_t* client) noexcept nogil:
     """Empties librdkafka's queue: notes outcomes, frees messages, keeps what is for the user's callbacks."""
     cdef rd_kafka_event_t* event
@@ -481,7 +637,9 @@ cdef void drain(client_t* client) noexcept nogil:
             _take_report(client, event)
         if kind == EVENT_ERROR:
             _note_trouble(client, rdkafka.event_error(event), rdkafka.event_error_string(event))
-        if kind == EVENT_ERROR or kind == EVENT_STATS or kind == EVENT_LOG:
+        if kind == EVENT_STATS:
+            _take_statistics(client, rdkafka.event_stats(event))
+        if kind == EVENT_ERROR or kind == EVENT_LOG or (kind == EVENT_STATS and client.statistics_wanted):
             kept = <event_t*>calloc(1, sizeof(event_t))
         if kept != NULL:
             kept.event = event

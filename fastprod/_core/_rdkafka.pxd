@@ -155,6 +155,11 @@ ctypedef rd_kafka_resp_err_t (*on_acknowledgement_f)(
     rd_kafka_t*, rd_kafka_message_t*, void*) noexcept nogil
 ctypedef rd_kafka_resp_err_t (*on_broker_state_f)(
     rd_kafka_t*, int32_t, const char*, const char*, int, const char*, void*) noexcept nogil
+ctypedef rd_kafka_resp_err_t (*on_request_sent_f)(
+    rd_kafka_t*, int, const char*, int32_t, int16_t, int16_t, int32_t, size_t, void*) noexcept nogil
+ctypedef rd_kafka_resp_err_t (*on_response_received_f)(
+    rd_kafka_t*, int, const char*, int32_t, int16_t, int16_t, int32_t, size_t, int64_t, rd_kafka_resp_err_t, void*
+) noexcept nogil
 ctypedef void (*throttle_f)(rd_kafka_t*, const char*, int32_t, int, void*) noexcept nogil
 
 cdef struct rdkafka_api:
@@ -188,6 +193,7 @@ cdef struct rdkafka_api:
         rd_kafka_headers_t*, const char*, Py_ssize_t, const void*, Py_ssize_t) noexcept nogil
     void (*headers_destroy)(rd_kafka_headers_t*) noexcept nogil
     int64_t (*message_timestamp)(const rd_kafka_message_t*, int*) noexcept nogil
+    int32_t (*message_broker_id)(const rd_kafka_message_t*) noexcept nogil
     # events
     rd_kafka_queue_t* (*queue_get_main)(rd_kafka_t*) noexcept nogil
     void (*queue_destroy)(rd_kafka_queue_t*) noexcept nogil
@@ -209,6 +215,10 @@ cdef struct rdkafka_api:
         rd_kafka_t*, const char*, on_acknowledgement_f, void*) noexcept nogil
     rd_kafka_resp_err_t (*interceptor_add_on_broker_state_change)(
         rd_kafka_t*, const char*, on_broker_state_f, void*) noexcept nogil
+    rd_kafka_resp_err_t (*interceptor_add_on_request_sent)(
+        rd_kafka_t*, const char*, on_request_sent_f, void*) noexcept nogil
+    rd_kafka_resp_err_t (*interceptor_add_on_response_received)(
+        rd_kafka_t*, const char*, on_response_received_f, void*) noexcept nogil
     void (*conf_set_throttle_cb)(rd_kafka_conf_t*, throttle_f) noexcept nogil
     # mock cluster
     rd_kafka_mock_cluster_t* (*mock_cluster_new)(rd_kafka_t*, int) noexcept nogil

@@ -58,6 +58,7 @@ cdef int _load() except -1:
     (<void**>&_table.header_add)[0] = _resolve(library, b"header_add")
     (<void**>&_table.headers_destroy)[0] = _resolve(library, b"headers_destroy")
     (<void**>&_table.message_timestamp)[0] = _resolve(library, b"message_timestamp")
+    (<void**>&_table.message_broker_id)[0] = _resolve(library, b"message_broker_id")
     (<void**>&_table.queue_get_main)[0] = _resolve(library, b"queue_get_main")
     (<void**>&_table.queue_destroy)[0] = _resolve(library, b"queue_destroy")
     (<void**>&_table.queue_poll)[0] = _resolve(library, b"queue_poll")
@@ -74,6 +75,9 @@ cdef int _load() except -1:
     (<void**>&_table.interceptor_add_on_acknowledgement)[0] = _resolve(library, b"interceptor_add_on_acknowledgement")
     (<void**>&_table.interceptor_add_on_broker_state_change)[0] = _resolve(
         library, b"interceptor_add_on_broker_state_change")
+    (<void**>&_table.interceptor_add_on_request_sent)[0] = _resolve(library, b"interceptor_add_on_request_sent")
+    (<void**>&_table.interceptor_add_on_response_received)[0] = _resolve(
+        library, b"interceptor_add_on_response_received")
     (<void**>&_table.conf_set_throttle_cb)[0] = _resolve(library, b"conf_set_throttle_cb")
     (<void**>&_table.mock_cluster_new)[0] = _resolve(library, b"mock_cluster_new")
     (<void**>&_table.mock_cluster_destroy)[0] = _resolve(library, b"mock_cluster_destroy")

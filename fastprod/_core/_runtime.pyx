@@ -22,7 +22,7 @@ from cpython.exc cimport PyErr_CheckSignals
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy, memset, strdup
 
 from fastprod._core._accumulator cimport (
     APPEND_NO_CHOICE,
@@ -31,6 +31,7 @@ from fastprod._core._accumulator cimport (
     APPEND_TOO_LARGE,
     APPEND_UNKNOWN_PARTITION,
     POLICY_LIBRDKAFKA,
+    POLICY_PARTIAL,
     POLICY_PYTHON,
     POLICY_ROUND_ROBIN,
     POLICY_STICKY,
@@ -54,6 +55,7 @@ from fastprod._core._accumulator cimport (
     leave_queue,
     pool_has_room,
     queued_bytes,
+    queued_records,
     receipt_release,
     receipt_t,
     record_t,
@@ -66,6 +68,7 @@ from fastprod._core._accumulator cimport (
     topic_new,
     topic_t,
     waiter_t,
+    weight_of,
 )
 from fastprod._core._balance cimport (
     record_upper_bound,
@@ -73,12 +76,14 @@ from fastprod._core._balance cimport (
 from fastprod._core._client cimport (
     SCRATCH_MESSAGES,
     add_handle,
+    broker_t,
     client_t,
     drain,
     drain_as_guest,
     drop_event,
     event_t,
     forks,
+    free_brokers,
     handles_t,
     is_routing,
     on_queue,
@@ -93,6 +98,7 @@ from fastprod._core._columns cimport (
     Column,
     column_get,
 )
+from fastprod._core._histogram cimport BUCKETS, bucket_middle_us, histogram_t
 from fastprod._core._message cimport Message, pack_headers
 from fastprod._core._platform cimport (
     fp_add64,
@@ -100,6 +106,8 @@ from fastprod._core._platform cimport (
     fp_cond_wait_until,
     fp_load64,
     fp_now_us,
+    fp_spin_lock,
+    fp_spin_unlock,
     pthread_cond_broadcast,
     pthread_cond_destroy,
     pthread_cond_signal,
@@ -440,7 +448,10 @@ cdef class Runtime:
             "round_robin": POLICY_ROUND_ROBIN,
             "librdkafka": POLICY_LIBRDKAFKA,
             "python": POLICY_PYTHON,
+            "partial": POLICY_PARTIAL,
         }[settings.policy]
+        acc.partial_limit = settings.partial_limit
+        acc.partial_seed = settings.partial_seed
         acc.adaptive = settings.adaptive
         acc.ignore_keys = settings.ignore_keys
         acc.linger_us = <int64_t>(settings.linger_ms * 1000)
@@ -469,6 +480,7 @@ cdef class Runtime:
         self.transactional = settings.transactional
         self.client.transactional = settings.transactional
         self.client.no_offsets = settings.no_offsets
+        self.client.statistics_wanted = settings.statistics_wanted
         self.topics = {}
         self.last_name = object()  # no topic yet
         self.receipts = []
@@ -495,6 +507,8 @@ cdef class Runtime:
             free(table)
             table = older
         accumulator_free(&self.client.acc)
+        free_brokers(self.client)
+        free(self.client.statistics)
         pthread_cond_destroy(&self.client.scout_wake)
         free(self.client.scratch)
         free(self.client)
@@ -1288,22 +1302,87 @@ cdef class Runtime:
         """Partitions that have been used so far."""
         return self.client.acc.lanes_opened
 
-    def partition_counts(self, topic):
-        """{partition: (acknowledged records, acknowledged bytes, failed records, queued bytes)} of opened lanes."""
-        cdef topic_t* found
-        cdef lane_t* lane
-        if topic not in self.topics:
-            return {}
-        found = <topic_t*><size_t>self.topics[topic]
-        counts = {}
-        for i in range(found.lanes.size):  # lanes are never freed while the producer lives
-            lane = found.lanes.lanes[i]
-            if lane != NULL:
-                counts[i] = (
-                    lane.settled_records - lane.failed_records, lane.settled_bytes - lane.failed_bytes,
-                    lane.failed_records, queued_bytes(lane),
+    def snapshot(self):
+        """Everything that fastprod.stats needs, as plain values: (topics, brokers, librdkafka's own)."""
+        cdef client_t* client = self.client
+        cdef broker_t* broker
+        cdef broker_t copy
+        cdef topic_t* topic
+        cdef char* text = NULL
+        self.check_fork()
+        brokers = {}
+        broker = client.brokers
+        while broker != NULL:  # answers before reports: a request then never counts as repeated by mistake
+            brokers[broker.id] = broker.answered
+            broker = broker.next
+        if not self.closed:
+            with nogil:
+                drain_as_guest(client, 0)
+        broker = client.brokers
+        while broker != NULL:  # brokers are only ever added, in front
+            fp_spin_lock(&client.brokers_lock)
+            memcpy(&copy, broker, sizeof(broker_t))
+            fp_spin_unlock(&client.brokers_lock)
+            broker = broker.next
+            if not copy.known:  # librdkafka has heard of it, no more
+                brokers.pop(copy.id, None)
+                continue
+            brokers[copy.id] = (
+                bool(copy.up) and not self.closed, copy.sent, copy.sent - copy.answered, copy.failed,
+                max(0, brokers.get(copy.id, 0) - copy.settled), _durations(&copy.round_trip), copy.round_trip.sum_us,
+            )
+        topics = {}
+        for name in list(self.topics):
+            if self.topics[name] is not None:
+                topic = <topic_t*><size_t>self.topics[name]
+                topics[name] = (
+                    queued_records(topic.undecided) + queued_records(topic.unassigned), self.lanes_of(topic)
                 )
-        return counts
+        pthread_mutex_lock(&client.acc.lock)
+        if client.statistics != NULL:
+            text = strdup(client.statistics)
+        pthread_mutex_unlock(&client.acc.lock)
+        try:
+            told = None if text == NULL else text.decode(errors="replace")
+        finally:
+            free(text)
+        return topics, brokers, told
+
+    cdef dict lanes_of(self, topic_t* topic):
+        """Figures of the opened lanes by partition."""
+        cdef client_t* client = self.client
+        cdef lane_t lane
+        cdef lane_t* found
+        cdef histogram_t latency
+        cdef double weight = 0
+        cdef int32_t i, leader = -1, size = topic.lanes.size
+        figures = {}
+        for i in range(size):  # lanes are never freed while the producer lives
+            found = topic.lanes.lanes[i]
+            if found == NULL:
+                continue
+            pthread_mutex_lock(&client.acc.lock)
+            weight = weight_of(topic, i)
+            leader = topic.leaders[i] if i < topic.partitions else -1
+            fp_spin_lock(&found.spin)
+            memcpy(&lane, found, sizeof(lane_t))
+            if found.latency != NULL:
+                memcpy(&latency, found.latency, sizeof(histogram_t))
+            else:
+                memset(&latency, 0, sizeof(histogram_t))
+            fp_spin_unlock(&found.spin)
+            pthread_mutex_unlock(&client.acc.lock)
+            figures[i] = (
+                lane.settled_records - lane.failed_records, lane.settled_bytes - lane.failed_bytes, lane.failed_records,
+                queued_records(&lane), queued_bytes(&lane), weight, (fp_now_us() - lane.opened_us) / 1e6, leader,
+                lane.settled_then, lane.retries, _durations(&latency), latency.sum_us,
+            )
+        return figures
+
+    def note_retries(self, name, int32_t partition, int64_t records):
+        """Remembers how many records of a partition were seen to be sent again."""
+        cdef topic_t* topic = <topic_t*><size_t>self.topics[name]
+        topic.lanes.lanes[partition].retries = max(topic.lanes.lanes[partition].retries, records)
 
     cdef int64_t dispatch(self) except -1:
         """Runs what is due. Every callback runs, though one raises; the first exception is raised at the end."""
@@ -1464,6 +1543,12 @@ class _Unraisable:
         self.exc_traceback = error.__traceback__
         self.err_msg = "Exception ignored in a callback of fastprod.Producer"
         self.object = None
+
+
+cdef list _durations(histogram_t* histogram):
+    """[(microseconds, how often), ...]"""
+    cdef int32_t i
+    return [(bucket_middle_us(i), histogram.counts[i]) for i in range(BUCKETS) if histogram.counts[i]]
 
 
 cdef object _bad_cell(Column column, int64_t i, str what):
