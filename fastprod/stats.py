@@ -4,10 +4,10 @@
     stats.topics["orders"].partitions[3].latency.percentile(99)    # seconds
     TopicStats.merge(one.topics["orders"], another.topics["orders"]).publishers
 
-Only partitions that a producer has used are there: one that uses three of a hundred reports three. So figures of several
-producers are joined by the producer's name and the partition's number, never by position (Pulsar's PIP-79 tells how
-statistics went wrong that way). Counts and rates add up; percentiles are read from merged sketches, since those of the
-parts cannot be averaged.
+Only partitions that a producer has used are there: one that uses three of a hundred reports three. So figures of
+several producers are joined by the producer's name and the partition's number, never by position (Pulsar's PIP-79
+tells how statistics went wrong that way). Counts and rates add up; percentiles are read from merged sketches, since
+those of the parts cannot be averaged.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ class TopicStats(_Totals):
         return cls(names[0] if names else "", cells, sum(one.waiting for one in found))
 
     def since(self, earlier: TopicStats | None, seconds: float) -> TopicStats:
-        """What has happened between two looks, `seconds` apart; partitions that were not used in between are left out."""
+        """What has happened between two looks, `seconds` apart, with the partitions that were used in between."""
         before = {} if earlier is None else earlier.cells
         nothing = PartitionStats()
         cells = {cell: part.since(before.get(cell, nothing), seconds) for cell, part in self.cells.items()}
@@ -339,13 +339,14 @@ class ProducerStats(_Totals):
 
     def __str__(self) -> str:
         lines = [
-            f"{self.name}: {self.records:,} records, {self.bytes:,} bytes, {self.errors:,} errors, {self.retries:,} retries, "
-            f"{self.queue_records:,} queued, p99 {1e3 * self.latency.percentile(99):.1f} ms"
+            f"{self.name}: {self.records:,} records, {self.bytes:,} bytes, {self.errors:,} errors, "
+            f"{self.retries:,} retries, {self.queue_records:,} queued, p99 {1e3 * self.latency.percentile(99):.1f} ms"
         ]
         for name, topic in self.topics.items():
             for number, part in topic.partitions.items():
                 lines.append(
-                    f"  {name} [{number}] {part.records:,} records, {part.retries:,} retries, {part.queue_records:,} queued, weight {part.weight:.3f}, "
+                    f"  {name} [{number}] {part.records:,} records, {part.retries:,} retries, "
+                    f"{part.queue_records:,} queued, weight {part.weight:.3f}, "
                     f"p99 {1e3 * part.latency.percentile(99):.1f} ms"
                 )
         for number, broker in self.brokers.items():
@@ -385,7 +386,8 @@ def read(runtime: Runtime, name: str) -> ProducerStats:
         cells = {}
         for number, figures in lanes.items():
             records, size, failed, queue, queue_bytes, weight, age, leader, settled, retries, buckets, sum_us = figures
-            retries = max(retries, sent.get((topic, number), 0) - settled)
+            if any(repeated.values()):  # else librdkafka's statistics were taken while a report was on its way
+                retries = max(retries, sent.get((topic, number), 0) - settled)
             if len(leaders[leader]) == 1:  # then every repeated request was this partition's, with a record at least
                 retries = max(retries, repeated.get(leader, 0))
             runtime.note_retries(topic, number, retries)
@@ -421,7 +423,8 @@ def read(runtime: Runtime, name: str) -> ProducerStats:
                 open_requests,
                 errors,
                 again,
-                *queued.get(number, (0, 0)),
+                queued.get(number, [0, 0])[0],
+                queued.get(number, [0, 0])[1],
                 _seconds(buckets, sum_us),
             )
             for number, (up, requests, open_requests, errors, again, buckets, sum_us) in sorted(brokers.items())

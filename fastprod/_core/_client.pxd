@@ -19,7 +19,10 @@ ctypedef struct broker_t:       # what went to one broker; brokers are added and
     int64_t sent                # Produce requests
     int64_t answered            # of them, also by an error or a lost connection
     int64_t failed              # answered by one of those
-    int64_t settled             # requests whose records had their outcome with the answer; the others were repeated
+    int64_t handled             # of those answered, whose delivery reports are in the queue by now, if they made any
+    int64_t settled             # requests whose records had their outcome with the answer; the others are repeated
+    int64_t repeated            # most that were seen to be
+    int64_t due                 # count_repeated's
     histogram_t round_trip      # from sending a Produce request to its answer
 
 ctypedef struct handles_t:      # topics by librdkafka's handle; replaced as a whole, read without a lock
@@ -69,6 +72,7 @@ ctypedef struct client_t:
     int64_t progress_us         # when records were last acknowledged, 0 = never
     broker_t* brokers           # owned
     int brokers_lock            # a leaf lock: librdkafka's threads take it
+    int64_t draining            # threads that may have taken delivery reports which are not counted yet
     char* statistics            # owned: librdkafka's last ones, as JSON, or NULL; under `acc.lock`
     bint statistics_wanted      # by the user's callback too
     bint no_offsets             # acks=0: librdkafka counts on from its «invalid offset», which means nothing
@@ -84,4 +88,5 @@ cdef void drain(client_t*) noexcept nogil
 cdef void drain_as_guest(client_t*, int purge_flags) noexcept nogil
 cdef void publish_completed(client_t*) noexcept nogil
 cdef void drop_event(event_t*) noexcept nogil
+cdef void count_repeated(client_t*, bint open) noexcept nogil
 cdef void free_brokers(client_t*) noexcept nogil

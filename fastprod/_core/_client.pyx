@@ -51,6 +51,7 @@ from fastprod._core._accumulator cimport (
 )
 from fastprod._core._histogram cimport histogram_add
 from fastprod._core._platform cimport (
+    fp_add64,
     fp_cas_ptr,
     fp_cond_wait_until,
     fp_load64,
@@ -218,6 +219,7 @@ cdef rd_kafka_resp_err_t _on_request_sent(
         fp_spin_lock(&client.brokers_lock)
         broker = _broker(client, number)
         if broker != NULL:
+            broker.handled = broker.answered  # by this very thread
             broker.sent += 1
         fp_spin_unlock(&client.brokers_lock)
     return 0
@@ -235,6 +237,7 @@ cdef rd_kafka_resp_err_t _on_response_received(
         broker = _broker(client, number)
         # A request that was still in the queue when its connection was lost is answered, but was never sent.
         if broker != NULL and broker.answered < broker.sent:
+            broker.handled = broker.answered
             broker.answered += 1
             if error:
                 broker.failed += 1
@@ -254,6 +257,40 @@ cdef void _count_settled_request(client_t* client, int32_t number) noexcept nogi
         if broker != NULL:
             broker.settled += 1
         fp_spin_unlock(&client.brokers_lock)
+
+
+cdef void count_repeated(client_t* client, bint open) noexcept nogil:
+    """Brings `repeated` up to date; `open` while librdkafka's queue may be read.
+
+    A request is repeated when it was answered and no delivery report came of it. Reports come a little later than
+    answers and are counted by several threads, so only what is certain counts; without records on their way that is all.
+    """
+    cdef broker_t* broker
+    cdef int64_t until = fp_now_us() + 5000
+    fp_spin_lock(&client.brokers_lock)
+    broker = client.brokers
+    while broker != NULL:
+        broker.due = broker.answered
+        broker = broker.next
+    fp_spin_unlock(&client.brokers_lock)
+    if fp_load64(&client.acc.records):
+        fp_spin_lock(&client.brokers_lock)
+        broker = client.brokers
+        while broker != NULL:
+            broker.due = min(broker.due, broker.handled)
+            broker = broker.next
+        fp_spin_unlock(&client.brokers_lock)
+    if open:
+        drain_as_guest(client, 0)
+    while fp_load64(&client.draining):
+        if fp_now_us() > until:
+            return
+    fp_spin_lock(&client.brokers_lock)
+    broker = client.brokers
+    while broker != NULL:
+        broker.repeated = max(broker.repeated, broker.due - broker.settled)
+        broker = broker.next
+    fp_spin_unlock(&client.brokers_lock)
 
 
 cdef void free_brokers(client_t* client) noexcept nogil:
@@ -628,6 +665,7 @@ cdef void drain(client_t* client) noexcept nogil:
     cdef rd_kafka_event_t* event
     cdef event_t* kept
     cdef int kind
+    fp_add64(&client.draining, 1)
     client.news = False  # first: what comes from here on sets it again
     event = rdkafka.queue_poll(client.queue, 0)
     while event != NULL:
@@ -649,6 +687,7 @@ cdef void drain(client_t* client) noexcept nogil:
         publish_completed(client)
         event = rdkafka.queue_poll(client.queue, 0)
     publish_completed(client)
+    fp_add64(&client.draining, -1)
 
 
 # --------------------------------------------------------------------------------------------------------- sender

@@ -78,6 +78,7 @@ from fastprod._core._client cimport (
     add_handle,
     broker_t,
     client_t,
+    count_repeated,
     drain,
     drain_as_guest,
     drop_event,
@@ -425,6 +426,7 @@ cdef class Runtime:
     cdef object throttle_cb
     cdef object logger
     cdef bint only_errors
+    cdef bint counting          # a thread is inside count_repeated
     cdef int64_t told_us        # the trouble that was last raised, by its time
     cdef int64_t max_block_us
     cdef int64_t max_record_bytes
@@ -1310,14 +1312,14 @@ cdef class Runtime:
         cdef topic_t* topic
         cdef char* text = NULL
         self.check_fork()
+        if not self.counting:  # by another thread
+            self.counting = True
+            try:
+                with nogil:
+                    count_repeated(client, not self.closed)
+            finally:
+                self.counting = False
         brokers = {}
-        broker = client.brokers
-        while broker != NULL:  # answers before reports: a request then never counts as repeated by mistake
-            brokers[broker.id] = broker.answered
-            broker = broker.next
-        if not self.closed:
-            with nogil:
-                drain_as_guest(client, 0)
         broker = client.brokers
         while broker != NULL:  # brokers are only ever added, in front
             fp_spin_lock(&client.brokers_lock)
@@ -1325,11 +1327,10 @@ cdef class Runtime:
             fp_spin_unlock(&client.brokers_lock)
             broker = broker.next
             if not copy.known:  # librdkafka has heard of it, no more
-                brokers.pop(copy.id, None)
                 continue
             brokers[copy.id] = (
                 bool(copy.up) and not self.closed, copy.sent, copy.sent - copy.answered, copy.failed,
-                max(0, brokers.get(copy.id, 0) - copy.settled), _durations(&copy.round_trip), copy.round_trip.sum_us,
+                copy.repeated, _durations(&copy.round_trip), copy.round_trip.sum_us,
             )
         topics = {}
         for name in list(self.topics):

@@ -94,7 +94,7 @@ def test_percentiles_come_from_all_values_not_from_percentiles() -> None:
     chance = random.Random(1)
     fast = [chance.lognormvariate(-6, 0.5) for _ in range(9000)]
     slow = [chance.lognormvariate(-2, 0.3) for _ in range(1000)]
-    parts = [Latency({value: 1 for value in values}, sum(values)) for values in (fast, slow)]
+    parts = [Latency(dict.fromkeys(values, 1), sum(values)) for values in (fast, slow)]
     both = parts[0] + parts[1]
     exact = sorted(fast + slow)
     for percent in (1, 25, 50, 89, 91, 99, 99.9):
