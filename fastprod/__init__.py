@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fastprod.errors import AuthenticationError, BufferFullError, ConfigError, ForkError, RecordError
     from fastprod.producer import Producer
     from fastprod.serializing import SerializingProducer
+    from fastprod.stats import ProducerStats, TopicStats
 
 __version__ = "0.1.0"
 __all__ = [
@@ -20,15 +21,19 @@ __all__ = [
     "ConfigError",
     "ForkError",
     "Producer",
+    "ProducerStats",
     "Receipt",
     "RecordError",
     "SerializingProducer",
+    "TopicStats",
     "__version__",
 ]
 
 _HOMES = {
     "Producer": "fastprod.producer",
     "SerializingProducer": "fastprod.serializing",
+    "ProducerStats": "fastprod.stats",
+    "TopicStats": "fastprod.stats",
     "Receipt": "fastprod._core._runtime",
     "BufferFullError": "fastprod.errors",
     "ConfigError": "fastprod.errors",
