@@ -3,6 +3,7 @@
     git clone https://github.com/confluentinc/confluent-kafka-python
     python tests/confluent_contract.py confluent-kafka-python
 
+Their imports need urllib3, requests, fastavro, avro, cachetools, httpx, attrs and authlib besides.
 Their file is read from that checkout and never copied here. What may fail is listed below, with the reason.
 """
 

@@ -10,6 +10,7 @@
 from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from fastprod._core._balance cimport load_table_t, partial_t, random_t, sticky_t
+from fastprod._core._columns cimport column_t
 from fastprod._core._histogram cimport histogram_t
 from fastprod._core._platform cimport fp_load64, pthread_cond_t, pthread_mutex_t
 
@@ -323,6 +324,9 @@ cdef lane_t* lane_of(accumulator_t*, topic_t*, int32_t partition) noexcept nogil
 cdef void count_latency(lane_t*, int64_t us, int64_t records) noexcept nogil
 cdef double weight_of(topic_t*, int32_t partition) noexcept nogil
 cdef int append(accumulator_t*, topic_t*, record_t*, int32_t* partition) noexcept nogil
+cdef int64_t append_run(
+    accumulator_t*, topic_t*, block_t*, const column_t* values, int64_t start, int64_t stop, int64_t first, int64_t below
+) noexcept nogil
 cdef int route_undecided(accumulator_t*, topic_t*, int32_t* wanted) noexcept nogil
 cdef chunk_t* detach(accumulator_t*, lane_t*) noexcept nogil
 cdef void reattach(accumulator_t*, lane_t*, chunk_t*) noexcept nogil

@@ -25,6 +25,7 @@ from fastprod._core._balance cimport (
     record_wire_size,
     sticky_append,
 )
+from fastprod._core._columns cimport CELL_VALUE, Column, column_get, column_t
 from fastprod._core._hash cimport murmur2_bytes
 from fastprod._core._histogram cimport histogram_add, histogram_t
 from fastprod._core._platform cimport (
@@ -942,6 +943,67 @@ cdef int append(accumulator_t* acc, topic_t* topic, record_t* record, int32_t* p
     return APPEND_OK
 
 
+cdef int64_t append_run(
+    accumulator_t* acc, topic_t* topic, block_t* block, const column_t* values, int64_t start, int64_t stop, int64_t first,
+    int64_t below,
+) noexcept nogil:
+    """Key-less values that go where the last one went, up to the first that needs a decision; returns how many.
+
+    What `append` does for each of them, less what cannot change in between: the lane, its chunk and its batch are
+    those of the record just placed, and the batch stays open. Half the cost of a small record in a bulk call.
+    `first` is the call's index of element 0; values of `below` bytes and more are left to `append`.
+    """
+    cdef lane_t* lane
+    cdef chunk_t* chunk
+    cdef slot_t* slot
+    cdef const char* value
+    cdef char* to
+    cdef int64_t size, wire, total = 0, i = start, room, left = topic.sticky.bound * 2 - topic.sticky.produced
+    if topic.sticky.partition < 0 or acc.linger_us > SPAN_US or acc.place_us or acc.overdraft:
+        return 0
+    lane = topic.lanes.lanes[topic.sticky.partition]
+    if lane == NULL or not lane.batch_open or lane.tail == NULL:
+        return 0
+    chunk = lane.tail
+    if chunk.sealed or chunk.rich or chunk.by_reference or chunk.block != block or chunk.epoch != acc.place_epoch:
+        return 0
+    room = (acc.limit - acc.used) // max(acc.record_overhead, 1)
+    if room < stop - start:
+        stop = start + max(room, 0)
+    while i < stop and column_get(values, i, &value, &size) == CELL_VALUE and size < below:
+        wire = record_wire_size(lane.batch_records, -1, size, 1)
+        if (
+            lane.batch_bytes + wire >= lane.batch_limit
+            or wire >= left
+            or chunk.used + size + (chunk.count + 1) * chunk.stride > chunk.capacity
+        ):
+            break
+        to = data_of(chunk) + chunk.used
+        memcpy(to, value, size)
+        slot = slot_at(chunk, chunk.count)
+        slot.payload = to
+        slot.key = NULL
+        slot.size = <uint32_t>size
+        slot.key_size = 0
+        slot.index = <uint32_t>(first + i)
+        slot.state = PENDING
+        chunk.used += <uint32_t>size
+        chunk.count += 1
+        lane.batch_records += 1
+        lane.batch_bytes += wire
+        left -= wire
+        total += size
+        i += 1
+    topic.sticky.produced = topic.sticky.bound * 2 - left
+    i -= start
+    chunk.charge += i * acc.record_overhead
+    acc.used += i * acc.record_overhead
+    acc.records += i
+    lane.in_records += i
+    lane.in_bytes += total
+    return i
+
+
 cdef int route_undecided(accumulator_t* acc, topic_t* topic, int32_t* wanted) noexcept nogil:
     """Moves the records that waited for metadata to their lanes, in order.
 
@@ -1368,6 +1430,29 @@ cdef class Accumulator:
         if status != APPEND_OK:
             raise MemoryError()
         return chosen
+
+    def append_many(self, Column values):
+        """Appends values as a bulk call does, without keys; the partitions they went to, and how many of them in a run."""
+        cdef record_t record
+        cdef int32_t chosen
+        cdef int64_t i = 0, run, runs = 0
+        memset(&record, 0, sizeof(record_t))
+        record.key_size = -1
+        record.partition = -1
+        partitions = []
+        while i < values.c.length:
+            if column_get(&values.c, i, &record.value, &record.size) != CELL_VALUE:
+                record.size = -1
+            if append(&self.acc, self.topic, &record, &chosen) != APPEND_OK:
+                raise BufferError("the pool is full")
+            partitions.append(chosen)
+            i += 1
+            chosen = self.topic.sticky.partition
+            run = append_run(&self.acc, self.topic, NULL, &values.c, i, values.c.length, 0, 1 << 20)
+            partitions += [chosen] * run
+            i += run
+            runs += run
+        return partitions, runs
 
     def take(self, bint everything=True):
         """Detaches ready lanes as the sender does: [(partition, [(key, value), ...]), ...]; not yet acknowledged."""

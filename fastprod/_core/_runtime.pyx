@@ -40,6 +40,7 @@ from fastprod._core._accumulator cimport (
     accumulator_init,
     accumulator_t,
     append,
+    append_run,
     block_release,
     block_t,
     chunk_release,
@@ -96,6 +97,7 @@ from fastprod._core._client cimport (
 from fastprod._core._columns cimport (
     CELL_BAD,
     CELL_NULL,
+    COLUMN_EMPTY,
     Column,
     column_get,
 )
@@ -982,9 +984,13 @@ cdef class Runtime:
         cdef record_t record
         cdef Column values = block.values, keys = block.keys
         cdef int64_t i = start, stop, first = block.first, n = block.count
-        cdef int64_t most = self.max_record_bytes
+        cdef int64_t most = self.max_record_bytes, run
+        cdef int64_t below = min(most - 128, ZERO_COPY_BYTES if zero_copy else most)
         cdef int32_t chosen
         cdef int kind
+        cdef bint runs = (
+            acc.policy == POLICY_UNIFORM and wanted == NULL and stamps == NULL and keys.c.kind == COLUMN_EMPTY
+        )
         memset(&record, 0, sizeof(record_t))
         record.block = block.c
         with nogil:
@@ -1013,6 +1019,10 @@ cdef class Runtime:
                         break
                     receipt.c.accepted += 1
                     i += 1
+                    if runs:
+                        run = append_run(acc, topic, block.c, &values.c, i, stop, first, below)
+                        receipt.c.accepted += run
+                        i += run
                 pthread_mutex_unlock(&acc.lock)
                 if i < stop:
                     break

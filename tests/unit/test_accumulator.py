@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 import pytest
 
 from fastprod._core._accumulator import Accumulator
+from fastprod._core._columns import columns
 from fastprod.partitioning import partition_for_keys
 
 
@@ -264,3 +265,38 @@ def test_a_broker_that_takes_nothing_is_left_out() -> None:
     time.sleep(0.05)
     accumulator.rebuild()
     assert {accumulator.append(b"x" * 90) for _ in range(100)} == {2, 3}
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_runs_of_bulk_calls_go_where_single_records_go(seed: int) -> None:
+    """append_run() against append(), record by record: same places, same sticky state, same queues, same memory."""
+    chance = random.Random(seed)
+    bound = chance.choice([200, 1000, 16384])
+    biggest = chance.choice([30, 300, 3000])
+    sizes = [chance.randrange(biggest) for _ in range(3000)]
+    values = [None if chance.random() < 0.01 else bytes([i & 255]) * size for i, size in enumerate(sizes)]
+    bulk, single = (Accumulator(4, sticky_bytes=bound, seed=seed, adaptive=False) for _ in range(2))
+    at, ran = 0, 0
+    while at < len(values):
+        part = values[at : at + chance.randint(1, 500)]
+        at += len(part)
+        partitions, runs = bulk.append_many(columns(part)[0])
+        ran += runs
+        assert partitions == [single.append(value) for value in part]
+        assert bulk.sticky == single.sticky
+        assert (bulk.records, bulk.used) == (single.records, single.used)
+        if chance.random() < 0.5:
+            everything = chance.random() < 0.5
+            assert bulk.take(everything) == single.take(everything)
+    assert [bulk.queued_bytes(p) for p in range(4)] == [single.queued_bytes(p) for p in range(4)]
+    assert bulk.take() == single.take()
+    if bound == 16384 and biggest < 3000:
+        assert ran > 2000
+
+
+def test_a_run_ends_where_the_memory_does() -> None:
+    accumulator = Accumulator(1, buffer_memory=65536)
+    values = [b"x" * 100] * 2000
+    with pytest.raises(BufferError):
+        accumulator.append_many(columns(values)[0])
+    assert accumulator.used <= 65536
