@@ -150,8 +150,10 @@ def perf(
     table shows medians and, in brackets, the extremes. Together with --throughput, latencies are compared:
     from handing in to the delivery callback.
 
-    java is Kafka's own ProducerPerformance, with librdkafka's batch size of 1 MB and with Java's defaults. It has one
-    way of sending, shown beside our bulk calls, or beside those with a callback if there is a --throughput.
+    java is Kafka's own ProducerPerformance, warmed up, with librdkafka's batch size of 1 MB and with Java's defaults.
+    It has one way of sending, shown beside our bulk calls, or beside those with a callback if there is a --throughput.
+    "As started" is the same with 1 MB in a process without a warm-up: the throughput that it prints, and the CPU of
+    the whole process.
 
     Exit code: 0; 1 when records were not delivered; 2 for wrong usage or no broker; 130 after Ctrl-C.
     """
