@@ -18,9 +18,11 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -46,6 +48,7 @@ HASH = 64  # letters of a SHA-256, of which values are made
 SLOW_SHARE = 5  # the slow loop gets one row in so many: rates are compared, and it would take minutes
 HEAP_MB = 1024  # for Spark itself
 HEAP_SHARE = 0.4  # of the heap that cached rows may fill; Spark gives them up to 0.6, the rest is for their overhead
+CANCEL_S = 0.5  # between two orders to Spark to give up
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -278,7 +281,7 @@ def spark(
             target.open(partitions)
             engine = stack.enter_context(_engine(job, jars, settings))
             report = _head(job, target, not given_brokers, engine.version)
-            _run(job, engine, target, not given_brokers)
+            _interruptibly(engine, lambda stop: _run(job, engine, target, not given_brokers, stop))
     except KeyboardInterrupt:
         interrupted = True
     except (Unfit, Unreachable) as problem:
@@ -333,7 +336,23 @@ def _cached(engine: SparkSession, job: Job, records: int) -> DataFrame:
     return df
 
 
-def _run(job: Job, engine: SparkSession, target: Target, broker_is_ours: bool) -> None:
+def _interruptibly(engine: SparkSession, work: Callable[[Event], None]) -> None:
+    """Lets a thread do the work: an interruption in the middle of a call to Spark's JVM would leave its connection in
+    disorder and tracebacks on the terminal."""
+    stop = Event()
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work, stop)
+        try:
+            working.result()
+        except KeyboardInterrupt:
+            stop.set()
+            while not working.done():
+                engine.sparkContext.cancelAllJobs()
+                wait([working], CANCEL_S)
+            raise
+
+
+def _run(job: Job, engine: SparkSession, target: Target, broker_is_ours: bool, stop: Event) -> None:
     """Fills job.done."""
     jvm = int(engine._jvm.java.lang.ProcessHandle.current().pid())  # type: ignore[union-attr]
     rows = {share: _cached(engine, job, max(1, job.records // share)) for share in {way.share for way in job.ways}}
@@ -341,6 +360,8 @@ def _run(job: Job, engine: SparkSession, target: Target, broker_is_ours: bool) -
     with progress(turn * (job.rounds + 1), "rows") as advance:
         for number in range(job.rounds + 1):  # 0 is the warm-up
             for place in range(len(job.ways)):
+                if stop.is_set():
+                    return
                 way = job.ways[(number + place) % len(job.ways)]
                 engine._jvm.java.lang.System.gc()  # type: ignore[union-attr]  # nobody clears up after another
                 done = _measure(way, number, rows[way.share], job, target, _Clock(jvm, broker_is_ours))
@@ -356,8 +377,6 @@ def _measure(way: Way, number: int, df: DataFrame, job: Job, target: Target, clo
     clock.start()
     try:
         way.send(df, job.topic, job.conf)
-    except KeyboardInterrupt:
-        raise
     except Exception as problem:
         raise DeliveryError(f"{way.client} {way.call} failed: {_reason(problem)}") from None
     seconds, cpu, broker_cpu = clock.stop()
@@ -503,9 +522,10 @@ def _summarise(done: Sequence[Round]) -> list[dict[str, Any]]:
 def _table(rows: Sequence[Mapping[str, Any]], job: Job) -> Table:
     counts = sorted({row["records"] for row in rows}, reverse=True)
     fewer = f" ({counts[1]:,} for foreach)" if len(counts) > 1 else ""
+    cores = f"{job.cores} core{'s' if job.cores > 1 else ''} for Spark"
     table = Table(
-        caption=f"{counts[0]:,} rows of {job.size} B{fewer}, {job.cores} cores for Spark; median (min..max) of the "
-        "rounds; CPU: Spark with its Python workers; fastprod's throughput above 1x is in its favour"
+        caption=f"{counts[0]:,} rows of {job.size} B{fewer}, {cores}; median (min..max) of the rounds; CPU: Spark with "
+        "its Python workers; fastprod's throughput above 1x is in its favour"
     )
     for title in ("client", "call"):
         table.add_column(title, no_wrap=True)
