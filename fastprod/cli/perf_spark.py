@@ -1,7 +1,7 @@
 """`fastprod perf spark`: the same rows from Spark into Kafka, by fastprod and by what people use instead.
 
     rows cached in Spark's memory, the same for everybody
-        -> one round that does not count: compiled code, connections, Python workers
+        -> rounds that do not count: compiled code, connections, Python workers
         -> rounds in turn: every way once, then all again, each starting one place later
     clock: around the call on the driver, which returns when every row is acknowledged
     check: the topic's end offsets have grown by the rows of the round
@@ -174,6 +174,7 @@ class Job:
     size: int
     cores: int
     tasks: int
+    warmup: int
     rounds: int
     ways: list[Way]
     done: list[Round] = field(default_factory=list)
@@ -216,6 +217,13 @@ class Job:
 )
 @click.option("--rounds", type=click.IntRange(1), help="Runs of each. Default: 5 with --compare, else 1.")
 @click.option(
+    "--warmup",
+    type=click.IntRange(0),
+    default=2,
+    show_default=True,
+    help="Rounds before those that count, in which Java compiles what it then runs.",
+)
+@click.option(
     "--compare",
     "rivals",
     metavar="CONTENDERS",
@@ -238,6 +246,7 @@ def spark(
     file: dict[str, str],
     settings: dict[str, str],
     rounds: int | None,
+    warmup: int,
     rivals: list[Way],
     form: str,
 ) -> None:
@@ -251,8 +260,8 @@ def spark(
 
     The rows are cached in Spark's memory. Each way writes all of them to the same topic with the same options,
     linger.ms=5, acks=all and idempotence unless -X says otherwise; foreach, which is about ten times slower, gets one
-    row in five. After a round that does not count come --rounds in turns, each checked by the topic's end offsets. The
-    table shows medians and, in brackets, the extremes; ratios are taken round by round.
+    row in five. After the warm-up come --rounds in turns, each checked by the topic's end offsets. The table shows
+    medians and, in brackets, the extremes; ratios are taken round by round.
 
     Needs Java 17 and pyspark; spark-sink needs Maven, which fetches it once.
 
@@ -268,7 +277,7 @@ def spark(
         raise click.UsageError("perf runs no transactions: leave transactional.id out")
     tasks = tasks or cores
     rounds = rounds or (5 if rivals else 1)
-    job = Job(topic, configuration(given), num_records, record_size, cores, tasks, rounds, [OURS, *rivals])
+    job = Job(topic, configuration(given), num_records, record_size, cores, tasks, warmup, rounds, [OURS, *rivals])
     report: dict[str, Any] = {}
     interrupted = False
     try:
@@ -357,15 +366,15 @@ def _run(job: Job, engine: SparkSession, target: Target, broker_is_ours: bool, s
     jvm = int(engine._jvm.java.lang.ProcessHandle.current().pid())  # type: ignore[union-attr]
     rows = {share: _cached(engine, job, max(1, job.records // share)) for share in {way.share for way in job.ways}}
     turn = sum(map(job.records_of, job.ways))
-    with progress(turn * (job.rounds + 1), "rows") as advance:
-        for number in range(job.rounds + 1):  # 0 is the warm-up
+    with progress(turn * (job.warmup + job.rounds), "rows") as advance:
+        for number in range(1 - job.warmup, job.rounds + 1):  # up to 0 to warm up
             for place in range(len(job.ways)):
                 if stop.is_set():
                     return
                 way = job.ways[(number + place) % len(job.ways)]
                 engine._jvm.java.lang.System.gc()  # type: ignore[union-attr]  # nobody clears up after another
                 done = _measure(way, number, rows[way.share], job, target, _Clock(jvm, broker_is_ours))
-                if number:
+                if number > 0:
                     job.done.append(done)
                 advance(done.records)
 
@@ -455,6 +464,7 @@ def _head(job: Job, target: Target, embedded: bool, spark_version: str) -> dict[
             "record_size": job.size,
             "cores": job.cores,
             "tasks": job.tasks,
+            "warmup": job.warmup,
             "rounds": job.rounds,
         },
         "config": shown(job.conf),

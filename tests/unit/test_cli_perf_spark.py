@@ -30,6 +30,7 @@ def perf_spark_command(*arguments: str) -> Result:
         (["--cores", "0"], "not in the range"),
         (["--tasks", "0"], "not in the range"),
         (["--rounds", "0"], "not in the range"),
+        (["--warmup", "-1"], "not in the range"),
         (["--record-size", "-1"], "not in the range"),
         (["--format", "xml"], "'xml' is not one of"),
         (["--real", "-b", "127.0.0.1:1"], "--real starts a broker of its own"),
@@ -130,7 +131,7 @@ def test_what_the_sink_is_given(monkeypatch):
 
 
 def job(*done: Round) -> Job:
-    return Job("t", {}, 1000, 10, 2, 2, 2, [OURS, *{one.way: 0 for one in done if one.way is not OURS}], list(done))
+    return Job("t", {}, 1000, 10, 2, 2, 1, 2, [OURS, *{one.way: 0 for one in done if one.way is not OURS}], list(done))
 
 
 def test_ratios_are_taken_round_by_round():
@@ -162,9 +163,9 @@ def test_an_interrupted_round_is_not_compared():
 
 
 def test_the_slow_loop_gets_fewer_rows_and_at_least_one():
-    few = Job("t", {}, 3, 10, 2, 2, 1, [OURS, FOREACH])
+    few = Job("t", {}, 3, 10, 2, 2, 1, 1, [OURS, FOREACH])
     assert [few.records_of(way) for way in few.ways] == [3, 1]
-    many = Job("t", {}, 1000, 10, 2, 2, 1, [OURS, FOREACH])
+    many = Job("t", {}, 1000, 10, 2, 2, 1, 1, [OURS, FOREACH])
     assert [many.records_of(way) for way in many.ways] == [1000, 200]
 
 

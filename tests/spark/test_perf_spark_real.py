@@ -62,8 +62,8 @@ def values(cluster: KafkaCluster, topic: str) -> Counter[bytes]:
 def test_side_by_side(kafka_cluster, topic):
     done = perf_spark(
         "-b", kafka_cluster.bootstrap_servers, "-t", topic, "--compare", "spark-sink,foreach,hand-over",
-        "--num-records", "5000", "--rounds", "2", "--partitions", "3", "--format", "json", "-X", "client.id=me",
-        "--conf", "spark.sql.execution.arrow.maxRecordsPerBatch=700",
+        "--num-records", "5000", "--rounds", "2", "--warmup", "1", "--partitions", "3", "--format", "json",
+        "-X", "client.id=me", "--conf", "spark.sql.execution.arrow.maxRecordsPerBatch=700",
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     report = json.loads(done.stdout)
@@ -73,7 +73,7 @@ def test_side_by_side(kafka_cluster, topic):
         "topic": topic,
         "partitions": 3,
     }
-    assert report["load"] == {"num_records": 5000, "record_size": 100, "cores": 2, "tasks": 2, "rounds": 2}
+    assert report["load"] == {"num_records": 5000, "record_size": 100, "cores": 2, "tasks": 2, "warmup": 1, "rounds": 2}
     assert (report["config"]["acks"], report["config"]["linger.ms"]) == ("all", 5)
     assert report["interrupted"] is False
     ways = [OURS, DEFAULTS, TUNED, FOREACH, HAND_OVER]
@@ -98,8 +98,8 @@ def test_side_by_side(kafka_cluster, topic):
 @pytest.mark.usefixtures("sink_available", "spark")
 def test_a_table_from_a_broker_of_its_own(topic):
     done = perf_spark(
-        "--real", "-t", topic, "--num-records", "2000", "--rounds", "1", "--compare", "spark-sink,foreach",
-        "--record-size", "7", "--cores", "1", "--tasks", "3",
+        "--real", "-t", topic, "--num-records", "2000", "--rounds", "1", "--warmup", "0",
+        "--compare", "spark-sink,foreach", "--record-size", "7", "--cores", "1", "--tasks", "3",
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     rows = [re.split(r"\s*│\s*", line.strip("│\n ")) for line in done.stdout.splitlines() if line.startswith("│")]
