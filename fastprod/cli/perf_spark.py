@@ -335,14 +335,18 @@ def _cached(engine: SparkSession, job: Job, records: int) -> DataFrame:
     memory = StorageLevel(useDisk=False, useMemory=True, useOffHeap=False, deserialized=True)
     df = engine.range(0, records, 1, job.tasks).selectExpr(value).persist(memory)
     df.count()
-    for held in engine.sparkContext._jsc.sc().getRDDStorageInfo():
-        if held.numCachedPartitions() < held.numPartitions():
-            heap = engine.sparkContext.getConf().get("spark.driver.memory")
-            raise Unfit(
-                f"{records:,} rows of {job.size} bytes do not fit into Spark's memory of {heap}: give fewer "
-                "--num-records, or more with --conf spark.driver.memory=..."
-            )
     return df
+
+
+def _check_cached(engine: SparkSession, job: Job, expected: int) -> None:
+    """Rows that do not fit would be made anew in every round."""
+    held = engine.sparkContext._jsc.sc().getRDDStorageInfo()  # knows those of which something is in memory
+    if len(held) < expected or any(one.numCachedPartitions() < one.numPartitions() for one in held):
+        heap = engine.sparkContext.getConf().get("spark.driver.memory")
+        raise Unfit(
+            f"{job.records:,} rows of {job.size} bytes do not fit into Spark's memory of {heap}: give fewer "
+            "--num-records, or more with --conf spark.driver.memory=..."
+        )
 
 
 def _interruptibly(engine: SparkSession, work: Callable[[Event], None]) -> None:
@@ -365,6 +369,7 @@ def _run(job: Job, engine: SparkSession, target: Target, broker_is_ours: bool, s
     """Fills job.done."""
     jvm = int(engine._jvm.java.lang.ProcessHandle.current().pid())  # type: ignore[union-attr]
     rows = {share: _cached(engine, job, max(1, job.records // share)) for share in {way.share for way in job.ways}}
+    _check_cached(engine, job, len(rows))
     turn = sum(map(job.records_of, job.ways))
     with progress(turn * (job.warmup + job.rounds), "rows") as advance:
         for number in range(1 - job.warmup, job.rounds + 1):  # up to 0 to warm up
@@ -540,7 +545,7 @@ def _table(rows: Sequence[Mapping[str, Any]], job: Job) -> Table:
     for title in ("client", "call"):
         table.add_column(title, no_wrap=True)
     for title in ("M rows/s", "CPU us/row", "broker's", "fastprod's throughput"):
-        table.add_column(title, justify="right")
+        table.add_column(title, justify="right", overflow="fold")
     for row in rows:
         table.add_row(
             row["client"],

@@ -95,7 +95,7 @@ def test_side_by_side(kafka_cluster, topic):
     assert values(kafka_cluster, topic) == expected
 
 
-@pytest.mark.usefixtures("sink_available", "spark")
+@pytest.mark.usefixtures("sink_available")
 def test_a_table_from_a_broker_of_its_own(topic):
     done = perf_spark(
         "--real", "-t", topic, "--num-records", "2000", "--rounds", "1", "--warmup", "0",
@@ -112,7 +112,7 @@ def test_a_table_from_a_broker_of_its_own(topic):
     assert "2,000 rows of 7 B (400 for foreach), 1 core for Spark" in caption
 
 
-def test_rows_that_are_refused(kafka_cluster, spark, topic):
+def test_rows_that_are_refused(kafka_cluster, topic):
     kafka_cluster.create_topic(topic, config={"max.message.bytes": 200})
     done = perf_spark(
         "-b", kafka_cluster.bootstrap_servers, "-t", topic, "--num-records", "50", "--record-size", "1000"
@@ -121,20 +121,29 @@ def test_rows_that_are_refused(kafka_cluster, spark, topic):
     assert re.fullmatch(r"Error: fastprod spark\.write failed: [^\n]*too large[^\n]*\n", done.stderr)
 
 
+def test_rows_that_do_not_fit_into_memory(kafka_cluster, topic):
+    done = perf_spark(
+        "-b", kafka_cluster.bootstrap_servers, "-t", topic, "--num-records", "2000000",
+        "--conf", "spark.driver.memory=500m",
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("Error: 2,000,000 rows of 100 bytes do not fit into Spark's memory of 500m: give")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_ctrl_c_leaves_whole_rounds_and_no_process(kafka_cluster, spark, topic, tmp_path):
+def test_ctrl_c_leaves_whole_rounds_and_no_process(kafka_cluster, topic, tmp_path):
     kafka_cluster.create_topic(topic)
     process = subprocess.Popen(
         [
             *COMMAND, "-b", kafka_cluster.bootstrap_servers, "-t", topic, "--compare", "foreach", "--format", "json",
-            "--num-records", "1000", "--rounds", "100000", "--conf", f"spark.local.dir={tmp_path}",
+            "--num-records", "1000", "--rounds", "100000", "--warmup", "0", "--conf", f"spark.local.dir={tmp_path}",
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )  # fmt: skip
     deadline = time.monotonic() + 120
-    while kafka_cluster.watermarks(topic)[0][1] < 5000:
+    while kafka_cluster.watermarks(topic)[0][1] < 2500:
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -42,7 +42,6 @@ def perf_spark_command(*arguments: str) -> Result:
             ["--compare", "spark-sink", "-X", "batch.num.messages=9"],
             "spark-sink cannot be compared with batch.num.messages: its producer has no option that says the same",
         ),
-        (["-t", "a b", "--real"], "topic name 'a b'"),
         (["something"], "unexpected extra argument"),
     ],
 )
