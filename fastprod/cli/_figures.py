@@ -7,14 +7,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
+import click
 import confluent_kafka
 from confluent_kafka import KafkaException
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fastprod.cli import _load
+from fastprod.cli import _load, _options
 from fastprod.cli._options import Failure
 
 SECRET = re.compile(r"^(sasl|ssl)\.|password|passphrase|secret|token|credential|\.pem$", re.IGNORECASE)
@@ -23,6 +24,54 @@ ROOM = 1024 * MEGABYTE  # bytes that a broker of ours keeps of all that was sent
 
 
 # ---- before
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def shared(command: Command) -> Command:
+    """The options that say where records go, and how."""
+    for option in reversed(
+        [
+            click.option("-t", "--topic", default="fastprod-perf", show_default=True, help="Where the records go."),
+            click.option(
+                "--partitions",
+                type=click.IntRange(1),
+                default=10,
+                show_default=True,
+                help="Of the topic, where it has to be created.",
+            ),
+            click.option(
+                "-X",
+                "options",
+                metavar="KEY=VALUE",
+                multiple=True,
+                callback=_options.pairs,
+                help="A client's option, repeatable. Goes to every client; fastprod's own options to fastprod alone.",
+            ),
+            click.option(
+                "-F",
+                "file",
+                metavar="FILE",
+                callback=_options.file,
+                help="Options as key=value lines; -X beats them.",
+            ),
+            click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True),
+        ]
+    ):
+        command = option(command)
+    return command
+
+
+def brokers(given: dict[str, Any], bootstrap: str | None, real: bool) -> str | None:
+    """The brokers that the user named, also put into the options; complains about options that perf cannot serve."""
+    if bootstrap is not None:
+        given["bootstrap.servers"] = bootstrap
+    named: str | None = given.get("bootstrap.servers") or given.get("metadata.broker.list")
+    if named and real:
+        raise click.UsageError("--real starts a broker of its own: leave it out, or the brokers")
+    if given.get("transactional.id"):
+        raise click.UsageError("perf runs no transactions: leave transactional.id out")
+    return named
 
 
 def configuration(given: Mapping[str, Any]) -> dict[str, Any]:

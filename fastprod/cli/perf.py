@@ -17,8 +17,19 @@ from rich.console import Console
 from rich.table import Table
 
 from fastprod import __version__
-from fastprod.cli import _java_load, _load, _options  # noqa: F401  (_java_load adds itself to the clients)
-from fastprod.cli._figures import MEGABYTE, cell, configuration, nothing, progress, real_broker, shown, spread
+from fastprod.cli import _java_load, _load  # noqa: F401  (_java_load adds itself to the clients)
+from fastprod.cli._figures import (
+    MEGABYTE,
+    brokers,
+    cell,
+    configuration,
+    nothing,
+    progress,
+    real_broker,
+    shared,
+    shown,
+    spread,
+)
 from fastprod.cli._load import DeliveryError, Load, Round, Target, Unfit, Unreachable, measure
 from fastprod.cli._options import Failure
 
@@ -66,7 +77,6 @@ class _Perf(click.Group):
 @click.option(
     "--real", is_flag=True, help="Without brokers: an Apache Kafka of one broker on this machine; needs Java."
 )
-@click.option("-t", "--topic", default="fastprod-perf", show_default=True, help="Where the records go.")
 @click.option("--num-records", type=click.IntRange(1), default=1_000_000, show_default=True, help="Per run.")
 @click.option(
     "--record-size", type=click.IntRange(0), default=100, show_default=True, help="Bytes of a record's value."
@@ -79,23 +89,7 @@ class _Perf(click.Group):
     callback=_rate,
     help="Records per second, handed in evenly, a millisecond's worth at a time; -1 = as fast as possible.",
 )
-@click.option(
-    "--partitions",
-    type=click.IntRange(1),
-    default=10,
-    show_default=True,
-    help="Of the topic, where it has to be created.",
-)
 @click.option("--keys", type=click.IntRange(0), default=0, show_default=True, help="Distinct keys; 0 = none.")
-@click.option(
-    "-X",
-    "options",
-    metavar="KEY=VALUE",
-    multiple=True,
-    callback=_options.pairs,
-    help="A client's option, repeatable. Goes to every client; fastprod's own options to fastprod alone.",
-)
-@click.option("-F", "file", metavar="FILE", callback=_options.file, help="Options as key=value lines; -X beats them.")
 @click.option(
     "--mode",
     "modes",
@@ -112,7 +106,6 @@ class _Perf(click.Group):
     callback=_clients,
     help=f"Run these clients too, in turns with fastprod; a comma list. Known: {', '.join(_load.RUNNERS)}.",
 )
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option(
     "--warmup",
     type=click.IntRange(0),
@@ -120,6 +113,7 @@ class _Perf(click.Group):
     show_default=True,
     help="Records that each producer sends before the clock starts, besides one per partition.",
 )
+@shared
 @click.pass_context
 def perf(
     ctx: click.Context,
@@ -164,13 +158,7 @@ def perf(
     modes = _modes(modes, throughput, bool(rivals))
     rounds = rounds or (5 if rivals else 1)
     given: dict[str, Any] = {**file, **options}
-    if bootstrap is not None:
-        given["bootstrap.servers"] = bootstrap
-    given_brokers = given.get("bootstrap.servers") or given.get("metadata.broker.list")
-    if given_brokers and real:
-        raise click.UsageError("--real starts a broker of its own: leave it out, or the brokers")
-    if given.get("transactional.id"):
-        raise click.UsageError("perf runs no transactions: leave transactional.id out")
+    given_brokers = brokers(given, bootstrap, real)
     for runner in rivals:
         if runner.needs_real_broker and not (given_brokers or real):
             raise click.UsageError(f"{runner.name} does not work with mock brokers: add -b, or --real")

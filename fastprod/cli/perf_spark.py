@@ -32,7 +32,7 @@ from rich.table import Table
 
 from fastprod import __version__
 from fastprod.cli import _options
-from fastprod.cli._figures import MEGABYTE, cell, configuration, progress, real_broker, shown, spread
+from fastprod.cli._figures import MEGABYTE, brokers, cell, configuration, progress, real_broker, shared, shown, spread
 from fastprod.cli._java_load import WIRE_BATCH, java_settings
 from fastprod.cli._load import DeliveryError, Target, Unfit, Unreachable, for_librdkafka
 from fastprod.cli._options import Failure
@@ -186,27 +186,10 @@ class Job:
 @click.command()
 @click.option("-b", "--bootstrap", metavar="HOST:PORT,...", help="Brokers. Without: an Apache Kafka on this machine.")
 @click.option("--real", is_flag=True, help="An Apache Kafka of one broker on this machine, as without -b.")
-@click.option("-t", "--topic", default="fastprod-perf", show_default=True, help="Where the rows go.")
 @click.option("--num-records", type=click.IntRange(1), default=3_000_000, show_default=True, help="Rows per run.")
 @click.option("--record-size", type=click.IntRange(0), default=100, show_default=True, help="Bytes of a row's value.")
-@click.option(
-    "--partitions",
-    type=click.IntRange(1),
-    default=10,
-    show_default=True,
-    help="Of the topic, where it has to be created.",
-)
 @click.option("--cores", type=click.IntRange(1), default=2, show_default=True, help="That Spark may use.")
 @click.option("--tasks", type=click.IntRange(1), help="Spark partitions that hold the rows. Default: one per core.")
-@click.option(
-    "-X",
-    "options",
-    metavar="KEY=VALUE",
-    multiple=True,
-    callback=_options.pairs,
-    help="A client's option, repeatable. Goes to every client; fastprod's own options to fastprod alone.",
-)
-@click.option("-F", "file", metavar="FILE", callback=_options.file, help="Options as key=value lines; -X beats them.")
 @click.option(
     "--conf",
     "settings",
@@ -230,7 +213,7 @@ class Job:
     callback=_rivals,
     help=f"Run these too, in turns with fastprod; a comma list. Known: {', '.join(RIVALS)}.",
 )
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@shared
 @click.pass_context
 def spark(
     ctx: click.Context,
@@ -268,13 +251,7 @@ def spark(
     Exit code: 0; 1 when rows were not delivered; 2 for wrong usage or no broker; 130 after Ctrl-C.
     """
     given: dict[str, Any] = {**file, **options}
-    if bootstrap is not None:
-        given["bootstrap.servers"] = bootstrap
-    given_brokers = given.get("bootstrap.servers") or given.get("metadata.broker.list")
-    if given_brokers and real:
-        raise click.UsageError("--real starts a broker of its own: leave it out, or the brokers")
-    if given.get("transactional.id"):
-        raise click.UsageError("perf runs no transactions: leave transactional.id out")
+    given_brokers = brokers(given, bootstrap, real)
     tasks = tasks or cores
     rounds = rounds or (5 if rivals else 1)
     job = Job(topic, configuration(given), num_records, record_size, cores, tasks, warmup, rounds, [OURS, *rivals])
