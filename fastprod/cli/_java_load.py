@@ -17,12 +17,16 @@ then: it gets the warm-up many times, see WARM_CALLS. The interceptor costs a co
 
 Two things remain that the tool does and the Python clients do not: it gives each record a callback, and it draws the
 letters of short records while sending. The latter is in its favour, see DRAWN.
+
+Beside that stands the tool as its users start it: one process without Clock and without a warm-up. There the throughput
+is what its last line says, and the CPU is that of the process from its start to its end.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -38,6 +42,7 @@ from fastprod.cli._load import PERCENTILES, RUNNERS, Advance, DeliveryError, Loa
 
 TUNED = "ProducerPerformance"
 DEFAULTS = "ProducerPerformance, defaults"
+STARTED = "ProducerPerformance, as started"
 WIRE_BATCH = 1_000_000  # librdkafka's batch.size
 WARM_CALLS = 20  # so many times the warm-up: compiling is over after seconds, not after 100,000 records
 WARM_S = 20.0  # but no longer than this
@@ -59,6 +64,7 @@ LATENCIES = re.compile(
     r"(\d+) ms 50th, (\d+) ms 95th, (\d+) ms 99th, (\d+) ms 99\.9th\.$",
     re.MULTILINE,
 )
+SUMMARY = re.compile(r"^\d+ records sent, ([\d.]+) records/sec .* 99\.9th\.$", re.MULTILINE)
 FAILURE = re.compile(r"^([\w.]+(?:Exception|Error)\b.*)\n", re.MULTILINE)  # of a record; others end the program
 
 CLOCK = """
@@ -245,10 +251,10 @@ def properties(settings: Mapping[str, str]) -> str:
 
 
 class JavaRunner(Runner):
-    """ProducerPerformance with librdkafka's batch size, and as it comes."""
+    """ProducerPerformance with librdkafka's batch size, with its own, and with librdkafka's in a fresh process."""
 
     name = "java"
-    calls: ClassVar = {"bulk": (TUNED, DEFAULTS), "single": (), "callback": ()}
+    calls: ClassVar = {"bulk": (TUNED, DEFAULTS, STARTED), "single": (), "callback": ()}
     needs_real_broker = True  # mock brokers do not speak to Java's client
 
     def ways(self, mode: str, rate: float | None) -> tuple[str, ...]:
@@ -279,14 +285,16 @@ class JavaRunner(Runner):
             begun = time.perf_counter()
             try:
                 command = self._prepare(folder, call, load, conf)
+                before = _cpu_of_ended()
                 with _kept(command, folder, log) as machine:
                     _watch(machine, log, call)
+                done.cpu_seconds = _cpu_of_ended() - before
             except KeyboardInterrupt:
                 done.interrupted = True
                 done.seconds = time.perf_counter() - begun
                 return done
             said = log.read_text(errors="replace")
-        _read(said, done, load)
+        (_read_summary if call == STARTED else _read)(said, done, load)
         advance(load.records)
         return done
 
@@ -296,34 +304,32 @@ class JavaRunner(Runner):
         from fastprod.testing.kafka import QUICK_JVM, _log_level, find_kafka
 
         java, jars = find_kafka()
-        (folder / "Clock.java").write_text(CLOCK % {"extra": EXTRA})
-        compiler = [java_program("javac"), *(f"-J{option}" for option in QUICK_JVM), "-cp", jars, "Clock.java"]
-        _run_briefly(compiler, folder)
-        settings = java_settings(conf) | {"interceptor.classes": "Clock"}
-        if call == TUNED:
+        settings = java_settings(conf)
+        if call != DEFAULTS:
             settings["batch.size"] = str(conf.get("batch.size", WIRE_BATCH))
+        heap = HEAP_MB + int(settings.get("buffer.memory", 0)) // (1 << 20)
+        machine = [java, f"-Xmx{heap}m", *JVM, *ENGLISH, *_log_level("ERROR"), "-cp"]
+        rate = f"--throughput={-1 if load.rate is None else load.rate}"
+        if call == STARTED:
+            program = [jars, "org.apache.kafka.tools.ProducerPerformance", f"--num-records={load.records}", rate]
+        else:
+            (folder / "Clock.java").write_text(CLOCK % {"extra": EXTRA})
+            compiler = [java_program("javac"), *(f"-J{option}" for option in QUICK_JVM), "-cp", jars, "Clock.java"]
+            _run_briefly(compiler, folder)
+            settings["interceptor.classes"] = "Clock"
+            if load.rate is not None:
+                rate += f" --warmup-records={EXTRA}"  # has the latencies of the others told
+            program = [
+                os.pathsep.join((str(folder), jars)),
+                "Clock",
+                *(str(load.warmup), str(WARM_CALLS if load.warmup else 0), str(int(WARM_S * 1e9))),
+                *(str(load.records), rate),
+            ]
         config = folder / "client.properties"
         config.touch(0o600)
         config.write_text(properties(settings))
-        heap = HEAP_MB + int(settings.get("buffer.memory", 0)) // (1 << 20)
-        measured = f"--throughput={-1 if load.rate is None else load.rate}"
-        if load.rate is not None:
-            measured += f" --warmup-records={EXTRA}"  # has the latencies of the others told
-        return [
-            java,
-            f"-Xmx{heap}m",
-            *JVM,
-            *ENGLISH,
-            *_log_level("ERROR"),
-            "-cp",
-            os.pathsep.join((str(folder), jars)),
-            "Clock",
-            *(str(load.warmup), str(WARM_CALLS if load.warmup else 0), str(int(WARM_S * 1e9))),
-            *(str(load.records), measured),
-            f"--topic={load.topic}",
-            self._values(folder, load, settings),
-            f"--command-config={config}",
-        ]
+        values = self._values(folder, load, settings)
+        return [*machine, *program, f"--topic={load.topic}", values, f"--command-config={config}"]
 
     def _values(self, folder: Path, load: Load, settings: Mapping[str, str]) -> str:
         size = len(load.block.values[0])
@@ -381,6 +387,20 @@ def _watch(machine: subprocess.Popen[bytes], log: Path, call: str) -> None:
 def _last_words(text: str) -> str:
     """The end of what was printed, without the places in the code and the clock's lines."""
     return " ".join(line.strip() for line in text.splitlines() if not line.startswith(("\t", "clock ")))[-500:]
+
+
+def _cpu_of_ended() -> float:
+    """Of all processes that we have started and that are over; the keeper adds some 20 ms to Java's."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _read_summary(said: str, done: Round, load: Load) -> None:
+    """Takes the throughput from the line that ProducerPerformance ends with."""
+    found = SUMMARY.search(said)
+    if found is None:
+        raise DeliveryError(f"java {done.call} told no figures: {_last_words(said)}")
+    done.seconds = load.records / float(found[1])
 
 
 def _read(said: str, done: Round, load: Load) -> None:

@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ POLL_S = 0.2
 
 
 @contextmanager
-def session(master: str, name: str) -> Iterator[SparkSession]:
+def session(master: str, name: str, config: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
     """A Spark session whose log lies in a temporary file, named if something goes wrong."""
     try:
         from pyspark.sql import SparkSession
@@ -55,6 +55,7 @@ def session(master: str, name: str) -> Iterator[SparkSession]:
                     .config("spark.ui.enabled", "false")
                     .config("spark.ui.showConsoleProgress", "false")
                     .config("spark.sql.warehouse.dir", str(Path(work, "warehouse")))
+                    .config(map=dict(config or {}))
                     .getOrCreate()
                 )
             except Exception as problem:

@@ -4,30 +4,34 @@ from __future__ import annotations
 
 import json
 import platform
-import re
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from statistics import median
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from importlib import import_module
 from typing import Any
 
 import click
 import confluent_kafka
-from confluent_kafka import KafkaException
+from click.core import ParameterSource
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from fastprod import __version__
-from fastprod.cli import _java_load, _load, _options  # noqa: F401  (_java_load adds itself to the clients)
+from fastprod.cli import _java_load, _load  # noqa: F401  (_java_load adds itself to the clients)
+from fastprod.cli._figures import (
+    MEGABYTE,
+    brokers,
+    cell,
+    configuration,
+    nothing,
+    progress,
+    real_broker,
+    shared,
+    shown,
+    spread,
+)
 from fastprod.cli._load import DeliveryError, Load, Round, Target, Unfit, Unreachable, measure
 from fastprod.cli._options import Failure
-
-SECRET = re.compile(r"^(sasl|ssl)\.|password|passphrase|secret|token|credential|\.pem$", re.IGNORECASE)
-MEGABYTE = 1024 * 1024
-ROOM = 1024 * MEGABYTE  # bytes that a broker of ours keeps of all that was sent
-
 
 # ---- options
 
@@ -50,7 +54,20 @@ def _rate(ctx: click.Context, param: click.Parameter, value: float) -> float | N
     return value
 
 
-@click.command()
+class _Perf(click.Group):
+    """A command by itself, and with a subcommand that is imported when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return ["spark"]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        command: click.Command = import_module("fastprod.cli.perf_spark").spark
+        return command
+
+
+@click.group(cls=_Perf, invoke_without_command=True, subcommand_metavar="[spark ...]")
 @click.option(
     "-b",
     "--bootstrap",
@@ -60,7 +77,6 @@ def _rate(ctx: click.Context, param: click.Parameter, value: float) -> float | N
 @click.option(
     "--real", is_flag=True, help="Without brokers: an Apache Kafka of one broker on this machine; needs Java."
 )
-@click.option("-t", "--topic", default="fastprod-perf", show_default=True, help="Where the records go.")
 @click.option("--num-records", type=click.IntRange(1), default=1_000_000, show_default=True, help="Per run.")
 @click.option(
     "--record-size", type=click.IntRange(0), default=100, show_default=True, help="Bytes of a record's value."
@@ -73,23 +89,7 @@ def _rate(ctx: click.Context, param: click.Parameter, value: float) -> float | N
     callback=_rate,
     help="Records per second, handed in evenly, a millisecond's worth at a time; -1 = as fast as possible.",
 )
-@click.option(
-    "--partitions",
-    type=click.IntRange(1),
-    default=10,
-    show_default=True,
-    help="Of the topic, where it has to be created.",
-)
 @click.option("--keys", type=click.IntRange(0), default=0, show_default=True, help="Distinct keys; 0 = none.")
-@click.option(
-    "-X",
-    "options",
-    metavar="KEY=VALUE",
-    multiple=True,
-    callback=_options.pairs,
-    help="A client's option, repeatable. Goes to every client; fastprod's own options to fastprod alone.",
-)
-@click.option("-F", "file", metavar="FILE", callback=_options.file, help="Options as key=value lines; -X beats them.")
 @click.option(
     "--mode",
     "modes",
@@ -106,7 +106,6 @@ def _rate(ctx: click.Context, param: click.Parameter, value: float) -> float | N
     callback=_clients,
     help=f"Run these clients too, in turns with fastprod; a comma list. Known: {', '.join(_load.RUNNERS)}.",
 )
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option(
     "--warmup",
     type=click.IntRange(0),
@@ -114,6 +113,7 @@ def _rate(ctx: click.Context, param: click.Parameter, value: float) -> float | N
     show_default=True,
     help="Records that each producer sends before the clock starts, besides one per partition.",
 )
+@shared
 @click.pass_context
 def perf(
     ctx: click.Context,
@@ -144,21 +144,21 @@ def perf(
     table shows medians and, in brackets, the extremes. Together with --throughput, latencies are compared:
     from handing in to the delivery callback.
 
-    java is Kafka's own ProducerPerformance, with librdkafka's batch size of 1 MB and with Java's defaults. It has one
-    way of sending, shown beside our bulk calls, or beside those with a callback if there is a --throughput.
+    java is Kafka's own ProducerPerformance, warmed up, with librdkafka's batch size of 1 MB and with Java's defaults.
+    It has one way of sending, shown beside our bulk calls, or beside those with a callback if there is a --throughput.
+    "As started" is the same with 1 MB in a process without a warm-up: the throughput that it prints, and the CPU of
+    the whole process.
 
     Exit code: 0; 1 when records were not delivered; 2 for wrong usage or no broker; 130 after Ctrl-C.
     """
+    if ctx.invoked_subcommand is not None:
+        if any(ctx.get_parameter_source(name) is not ParameterSource.DEFAULT for name in ctx.params):
+            raise click.UsageError(f"options of perf {ctx.invoked_subcommand} go behind that word")
+        return
     modes = _modes(modes, throughput, bool(rivals))
     rounds = rounds or (5 if rivals else 1)
     given: dict[str, Any] = {**file, **options}
-    if bootstrap is not None:
-        given["bootstrap.servers"] = bootstrap
-    given_brokers = given.get("bootstrap.servers") or given.get("metadata.broker.list")
-    if given_brokers and real:
-        raise click.UsageError("--real starts a broker of its own: leave it out, or the brokers")
-    if given.get("transactional.id"):
-        raise click.UsageError("perf runs no transactions: leave transactional.id out")
+    given_brokers = brokers(given, bootstrap, real)
     for runner in rivals:
         if runner.needs_real_broker and not (given_brokers or real):
             raise click.UsageError(f"{runner.name} does not work with mock brokers: add -b, or --real")
@@ -168,7 +168,7 @@ def perf(
     interrupted = False
     try:
         with ExitStack() as stack:
-            conf = _configuration(given)
+            conf = configuration(given)
             load = Load(
                 topic,
                 num_records,
@@ -180,7 +180,7 @@ def perf(
             for runner in rivals:
                 runner.check(load, conf)
             if not given_brokers:
-                cluster = stack.enter_context((_real if real else _mock)(topic, partitions))
+                cluster = stack.enter_context((real_broker if real else _mock)(topic, partitions))
                 conf["bootstrap.servers"] = cluster.bootstrap_servers
             target = Target(conf, topic)
             target.open(partitions)
@@ -218,34 +218,6 @@ def _mock(topic: str, partitions: int) -> Any:
         raise Failure(str(problem), 2) from None
 
 
-def _real(topic: str, partitions: int) -> Any:
-    from fastprod.testing import KafkaCluster
-
-    kept = ROOM // partitions
-    config = {
-        "log.retention.bytes": kept,
-        "log.segment.bytes": max(kept // 4, MEGABYTE),
-        "log.retention.check.interval.ms": 1000,
-        "log.segment.delete.delay.ms": 1000,
-    }
-    try:
-        return KafkaCluster(topics={topic: partitions}, config=config)
-    except (KafkaException, RuntimeError, ValueError) as problem:  # no Java or Kafka among them
-        raise Failure(str(problem), 2) from None
-
-
-def _configuration(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Checked by making a client, which connects to nobody before it is asked to."""
-    try:
-        conf = _load.full_configuration(given)
-        confluent_kafka.Producer({**_load.for_librdkafka(conf), "bootstrap.servers": ""}).close()
-    except KafkaException as problem:
-        raise Failure(problem.args[0].str(), 2) from None
-    except (TypeError, ValueError) as problem:
-        raise Failure(f"unusable option: {problem}", 2) from None
-    return conf
-
-
 # ---- running
 
 
@@ -264,44 +236,17 @@ def _run(
         for runner in (_load.OURS, *rivals)
         for call in runner.ways(mode, load.rate)
     ]
-    with _progress(load.records * len(runs) * rounds) as advance:
+    with progress(load.records * len(runs) * rounds) as advance:
         for _ in range(rounds):
             for mode, runner, call in runs:
                 # Drawing would be billed to the client: between runs when comparing.
-                while_running = advance if not rivals or load.rate is not None else _nothing
+                while_running = advance if not rivals or load.rate is not None else nothing
                 finished = measure(runner, mode, call, load, conf, target, while_running)
-                if while_running is _nothing:
+                if while_running is nothing:
                     advance(load.records)
                 if finished.interrupted and rivals:
                     raise KeyboardInterrupt
                 yield finished
-
-
-def _nothing(done: int) -> None:
-    pass
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """A line on stderr, on a terminal only, drawn by whoever advances it."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _nothing
-        return
-    columns = (TextColumn("records"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, auto_refresh=False, transient=True, redirect_stdout=False) as progress:
-        task = progress.add_task("", total=total)
-        drawn = 0.0
-
-        def advance(done: int) -> None:
-            nonlocal drawn
-            progress.advance(task, done)
-            if time.monotonic() - drawn > 0.25:
-                progress.refresh()
-                drawn = time.monotonic()
-
-        progress.refresh()
-        yield advance
 
 
 # ---- showing
@@ -341,7 +286,7 @@ def _head(
             "warmup": load.warmup,
             "rounds": rounds,
         },
-        "config": {name: "***" if SECRET.search(name) else value for name, value in sorted(conf.items())},
+        "config": shown(conf),
     }
 
 
@@ -394,10 +339,6 @@ def _as_json(done: Sequence[Round], record_size: int) -> list[dict[str, Any]]:
     return found
 
 
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    return {"median": median(values), "min": min(values), "max": max(values)}
-
-
 def _summarise(done: Sequence[Round]) -> list[dict[str, Any]]:
     """A row per mode, client and call; ratios are fastprod's against that row, round by round."""
     groups: dict[tuple[str, str, str], list[Round]] = {}
@@ -410,8 +351,8 @@ def _summarise(done: Sequence[Round]) -> list[dict[str, Any]]:
             "client": client,
             "call": call,
             "rounds": len(members),
-            "records_per_s": _spread([one.rate for one in members]),
-            "cpu_us_per_record": _spread([one.cpu_us for one in members]),
+            "records_per_s": spread([one.rate for one in members]),
+            "cpu_us_per_record": spread([one.cpu_us for one in members]),
             "latency_ms": None,
             "throughput_ratio": None,
             "cpu_ratio": None,
@@ -419,22 +360,15 @@ def _summarise(done: Sequence[Round]) -> list[dict[str, Any]]:
         latencies = [found for one in members if (found := one.latency()) is not None]
         if latencies:
             row["latency_ms"] = {
-                name: _spread([found[name] for found in latencies]) for name in ("avg", "max", *_load.PERCENTILES)
+                name: spread([found[name] for found in latencies]) for name in ("avg", "max", *_load.PERCENTILES)
             }
         if client != _load.OURS.name:
             ours = groups[mode, _load.OURS.name, _load.OURS.calls[mode][0]]
             turns = list(zip(ours, members, strict=False))  # an interrupted run may lack the last
-            row["throughput_ratio"] = _spread([mine.rate / theirs.rate for mine, theirs in turns if theirs.rate])
-            row["cpu_ratio"] = _spread([theirs.cpu_us / max(mine.cpu_us, 1e-9) for mine, theirs in turns])
+            row["throughput_ratio"] = spread([mine.rate / theirs.rate for mine, theirs in turns if theirs.rate])
+            row["cpu_ratio"] = spread([theirs.cpu_us / max(mine.cpu_us, 1e-9) for mine, theirs in turns])
         rows.append(row)
     return rows
-
-
-def _cell(spread: Mapping[str, float] | None, form: str, scale: float = 1.0, unit: str = "") -> str:
-    if spread is None:
-        return ""
-    middle, low, high = (format(spread[name] / scale, form) for name in ("median", "min", "max"))
-    return f"{middle}{unit}" if low == high else f"{middle}{unit} ({low}..{high})"
 
 
 def _throughput_table(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -451,10 +385,10 @@ def _throughput_table(rows: Sequence[Mapping[str, Any]]) -> Table:
             "" if row["mode"] == mode else row["mode"],
             row["client"],
             row["call"],
-            _cell(row["records_per_s"], ".2f", 1e6),
-            _cell(row["cpu_us_per_record"], ".2f"),
-            _cell(row["throughput_ratio"], ".2f", unit="x"),
-            _cell(row["cpu_ratio"], ".2f", unit="x"),
+            cell(row["records_per_s"], ".2f", 1e6),
+            cell(row["cpu_us_per_record"], ".2f"),
+            cell(row["throughput_ratio"], ".2f", unit="x"),
+            cell(row["cpu_ratio"], ".2f", unit="x"),
         )
         mode = row["mode"]
     return table
@@ -471,8 +405,8 @@ def _latency_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         table.add_row(
             row["mode"],
             row["client"],
-            _cell(row["records_per_s"], ".0f"),
-            *(_cell(latency.get(name), ".2f") for name in _load.PERCENTILES),
-            _cell(row["cpu_us_per_record"], ".2f"),
+            cell(row["records_per_s"], ".0f"),
+            *(cell(latency.get(name), ".2f") for name in _load.PERCENTILES),
+            cell(row["cpu_us_per_record"], ".2f"),
         )
     return table

@@ -1,4 +1,4 @@
-"""Where Java and Kafka's jars are: on the machine already, or brought by Maven once.
+"""Where Java and the jars of Kafka and of Spark's sink are: on the machine already, or brought by Maven once.
 
 Jars that Maven resolves land in a folder of the user's cache, named after the pom's artifact and version. The
 folder appears whole or not at all, so that processes may resolve at the same time.
@@ -17,11 +17,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import as_file, files
 from pathlib import Path
+from typing import NamedTuple
 from xml.etree import ElementTree
 
-__all__ = ["KafkaUnavailable", "java_program", "kafka_jars"]
+__all__ = ["KafkaUnavailable", "java_program", "kafka_jars", "spark_sink_jars"]
 
 log = logging.getLogger("fastprod.testing")
+
+
+class Artifacts(NamedTuple):
+    """How messages call what is missing."""
+
+    name: str
+    megabytes: int
+    instead: str = ""
+    """What a user may do who has no Maven, if there is anything."""
+
+
+KAFKA = Artifacts("Apache Kafka", 55, "set KAFKA_HOME to the folder of an unpacked Apache Kafka 4")
+SPARK_SINK = Artifacts("Kafka sink for Spark", 10)
 
 
 class KafkaUnavailable(RuntimeError):
@@ -49,7 +63,7 @@ def kafka_jars() -> Path:
     """The folder with the jars of Apache Kafka: of KAFKA_HOME, else from the cache, else through Maven."""
     home = os.environ.get("KAFKA_HOME")
     if not home:
-        return maven_jars("kafka-pom.xml")
+        return maven_jars("kafka-pom.xml", KAFKA)
     for folder in (Path(home, "libs").absolute(), Path(home).absolute()):
         if any(folder.glob("kafka-clients-*.jar")):
             return folder
@@ -59,13 +73,18 @@ def kafka_jars() -> Path:
     )
 
 
-def maven_jars(pom: str) -> Path:
+def spark_sink_jars() -> Path:
+    """The folder with the jars of Spark's own Kafka sink: from the cache, else through Maven."""
+    return maven_jars("spark-sink-pom.xml", SPARK_SINK)
+
+
+def maven_jars(pom: str, what: Artifacts) -> Path:
     """The folder with everything that a pom of this package depends on."""
     with as_file(files(__package__) / pom) as path:
         name, version = _identity(path)
         folder = _cache_folder() / f"{name}-{version}"
         if not folder.is_dir():
-            _resolve(path, folder)
+            _resolve(path, folder, what)
     return folder
 
 
@@ -84,12 +103,13 @@ def _cache_folder() -> Path:
     return base / "fastprod"
 
 
-def _resolve(pom: Path, folder: Path) -> None:
+def _resolve(pom: Path, folder: Path, what: Artifacts) -> None:
     maven = shutil.which("mvn")
     if maven is None:
+        either = f"either {what.instead}, or " if what.instead else ""
         raise KafkaUnavailable(
-            "there is no Apache Kafka here yet: either set KAFKA_HOME to the folder of an unpacked Apache Kafka 4, "
-            "or install Maven (Debian: maven), with which fastprod fetches it once, 55 MB"
+            f"there is no {what.name} here yet: {either}install Maven (Debian: maven), with which fastprod fetches it "
+            f"once, {what.megabytes} MB"
         )
     java_program()  # Maven would say less clearly that it is missing
     log.warning("resolving %s through Maven into %s, once", folder.name, folder)
@@ -97,12 +117,12 @@ def _resolve(pom: Path, folder: Path) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise KafkaUnavailable(
-            f"Apache Kafka cannot be kept in {folder.parent} ({error.strerror}); set XDG_CACHE_HOME to a folder that "
-            "can be written, or KAFKA_HOME to the folder of an unpacked Apache Kafka 4"
+            f"{what.name} cannot be kept in {folder.parent} ({error.strerror}); set XDG_CACHE_HOME to a folder that "
+            "can be written" + (f", or {what.instead}" if what.instead else "")
         ) from error
     with _alone_in(folder.parent):
         if not folder.is_dir():  # else another process has done it meanwhile
-            _fetch(maven, pom, folder)
+            _fetch(maven, pom, folder, what)
 
 
 @contextmanager
@@ -116,7 +136,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _fetch(maven: str, pom: Path, folder: Path) -> None:
+def _fetch(maven: str, pom: Path, folder: Path, what: Artifacts) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as work:
         jars = Path(work, "jars")
         command = [maven, "-B", "-q", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={jars}"]
@@ -124,8 +144,6 @@ def _fetch(maven: str, pom: Path, folder: Path) -> None:
         done = subprocess.run(command, cwd=work, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if done.returncode or not any(jars.glob("*.jar")):
             said = (done.stdout + done.stderr).strip()[-2000:]
-            raise KafkaUnavailable(
-                f"Maven could not fetch {folder.name}; try again, or set KAFKA_HOME to the folder of an unpacked "
-                f"Apache Kafka 4. It said:\n{said}"
-            )
+            otherwise = f", or {what.instead}" if what.instead else ""
+            raise KafkaUnavailable(f"Maven could not fetch {folder.name}; try again{otherwise}. It said:\n{said}")
         jars.rename(folder)

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 import fastprod
 from fastprod.cli import _load, main
-from fastprod.cli._java_load import DEFAULTS, TUNED, JavaRunner
+from fastprod.cli._java_load import DEFAULTS, STARTED, TUNED, JavaRunner
 from fastprod.testing import KafkaCluster
 
 ROOT = Path(fastprod.__file__).parent.parent
@@ -25,6 +25,7 @@ BULK = [
     ("confluent", "produce_batch"),
     ("java", TUNED),
     ("java", DEFAULTS),
+    ("java", STARTED),
 ]
 
 
@@ -108,14 +109,15 @@ def test_login_and_encryption(topic, tmp_path):
     assert word not in json.dumps(report, ensure_ascii=False)
 
 
-def test_a_record_that_the_broker_refuses(kafka_cluster, topic):
+@pytest.mark.parametrize("call", [TUNED, STARTED])
+def test_a_record_that_the_broker_refuses(kafka_cluster, topic, call):
     kafka_cluster.create_topic(topic, config={"max.message.bytes": 200})
     conf = _load.full_configuration({"bootstrap.servers": kafka_cluster.bootstrap_servers})
     target = _load.Target(conf, topic)
     target.open(1)
     load = _load.Load(topic, 5, _load.make_block(5, 1000))
-    with pytest.raises(_load.DeliveryError, match=f"^java {TUNED} failed: .*RecordTooLargeException"):
-        _load.measure(JavaRunner(), "bulk", TUNED, load, conf, target)
+    with pytest.raises(_load.DeliveryError, match=f"^java {call} failed: .*RecordTooLargeException"):
+        _load.measure(JavaRunner(), "bulk", call, load, conf, target)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")

@@ -15,8 +15,9 @@ from click.testing import CliRunner, Result
 
 import fastprod
 from fastprod.cli import MISSING, _java_load, _load, main
-from fastprod.cli._java_load import DEFAULTS, TUNED, JavaRunner, java_settings, properties
-from fastprod.cli.perf import SECRET, summary_line
+from fastprod.cli._figures import SECRET
+from fastprod.cli._java_load import DEFAULTS, STARTED, TUNED, JavaRunner, java_settings, properties
+from fastprod.cli.perf import summary_line
 from fastprod.testing import MockCluster, MockClusterProcess
 
 LINE = re.compile(
@@ -392,7 +393,7 @@ def test_secrets_are_in_a_private_file_only(tmp_path):
 
 
 @pytest.mark.usefixtures("imaginary_java")
-@pytest.mark.parametrize(("call", "batch"), [(TUNED, "1000000"), (DEFAULTS, None)])
+@pytest.mark.parametrize(("call", "batch"), [(TUNED, "1000000"), (DEFAULTS, None), (STARTED, "1000000")])
 def test_java_sends_with_our_batches_and_with_its_own(tmp_path, call, batch):
     JavaRunner()._prepare(tmp_path, call, _load.Load("t", 5, _load.make_block(5, 10)), {})
     lines = dict(line.split("=") for line in (tmp_path / "client.properties").read_text().splitlines())
@@ -413,9 +414,20 @@ def test_values_for_java(tmp_path, size, conf, ours):
         assert option == f"--record-size={size}"
 
 
+@pytest.mark.usefixtures("imaginary_java")
+def test_java_as_started_is_the_plain_program(tmp_path):
+    load = _load.Load("t", 5, _load.make_block(5, 10), warmup=7)
+    command = JavaRunner()._prepare(tmp_path, STARTED, load, {})
+    at = command.index("-cp")
+    assert command[at + 1 : at + 5] == [
+        "jars/*", "org.apache.kafka.tools.ProducerPerformance", "--num-records=5", "--throughput=-1",
+    ]  # fmt: skip
+    assert "interceptor" not in (tmp_path / "client.properties").read_text()
+
+
 def test_java_has_bulk_calls_or_a_rate():
     java = JavaRunner()
-    assert [java.ways(mode, None) for mode in _load.MODES] == [(TUNED, DEFAULTS), (), ()]
+    assert [java.ways(mode, None) for mode in _load.MODES] == [(TUNED, DEFAULTS, STARTED), (), ()]
     assert [java.ways(mode, 9.0) for mode in ("single", "callback")] == [(), (TUNED,)]
 
 
@@ -435,6 +447,20 @@ def test_what_java_prints():
     assert done.latency() == {"samples": 500, "avg": 1.25, "max": 8.0, "p50": 1, "p95": 2, "p99": 3, "p999": 7}
     with pytest.raises(_load.DeliveryError, match="told no figures: hello"):
         _java_load._read("hello\n", done, _load.Load("t", 500, block))
+
+
+def test_what_java_prints_as_started():
+    said = (
+        "300 records sent, 60.0 records/sec (0.00 MB/sec), 9.00 ms avg latency, 9.00 ms max latency.\n"
+        "500 records sent, 250.000000 records/sec (0.02 MB/sec), 1.25 ms avg latency, 8.00 ms max latency, "
+        "1 ms 50th, 2 ms 95th, 3 ms 99th, 7 ms 99.9th.\n"
+    )
+    load = _load.Load("t", 500, _load.make_block(500, 10))
+    done = _load.Round("java", "bulk", STARTED, 500, 0.0, 1.0)
+    _java_load._read_summary(said, done, load)
+    assert (done.rate, done.cpu_us, done.warmup) == (250.0, 2000.0, 0)
+    with pytest.raises(_load.DeliveryError, match="told no figures: 300 records sent"):
+        _java_load._read_summary(said.splitlines()[0], done, load)
 
 
 @pytest.mark.parametrize(
