@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from typing import Any
+
 import click
+import confluent_kafka
+from confluent_kafka import KafkaException
+
+from fastprod.cli import _load
+
+SECRET = re.compile(r"^(sasl|ssl)\.|password|passphrase|secret|token|credential|\.pem$", re.IGNORECASE)
 
 
 class Failure(click.ClickException):
@@ -41,3 +51,20 @@ def file(ctx: click.Context, param: click.Parameter, path: str | None) -> dict[s
     except (OSError, UnicodeDecodeError) as error:
         raise click.BadParameter(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     return found
+
+
+def configuration(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Checked by making a client, which connects to nobody before it is asked to."""
+    try:
+        conf = _load.full_configuration(given)
+        confluent_kafka.Producer({**_load.for_librdkafka(conf), "bootstrap.servers": ""}).close()
+    except KafkaException as problem:
+        raise Failure(problem.args[0].str(), 2) from None
+    except (TypeError, ValueError) as problem:
+        raise Failure(f"unusable option: {problem}", 2) from None
+    return conf
+
+
+def without_secrets(conf: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration that may be shown."""
+    return {name: "***" if SECRET.search(name) else value for name, value in sorted(conf.items())}

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import platform
-import re
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from statistics import median
 from typing import Any
 
 import click
@@ -23,8 +20,8 @@ from fastprod import __version__
 from fastprod.cli import _java_load, _load, _options  # noqa: F401  (_java_load adds itself to the clients)
 from fastprod.cli._load import DeliveryError, Load, Round, Target, Unfit, Unreachable, measure
 from fastprod.cli._options import Failure
+from fastprod.cli._show import cell, console, spread
 
-SECRET = re.compile(r"^(sasl|ssl)\.|password|passphrase|secret|token|credential|\.pem$", re.IGNORECASE)
 MEGABYTE = 1024 * 1024
 ROOM = 1024 * MEGABYTE  # bytes that a broker of ours keeps of all that was sent
 
@@ -168,7 +165,7 @@ def perf(
     interrupted = False
     try:
         with ExitStack() as stack:
-            conf = _configuration(given)
+            conf = _options.configuration(given)
             load = Load(
                 topic,
                 num_records,
@@ -234,18 +231,6 @@ def _real(topic: str, partitions: int) -> Any:
         raise Failure(str(problem), 2) from None
 
 
-def _configuration(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Checked by making a client, which connects to nobody before it is asked to."""
-    try:
-        conf = _load.full_configuration(given)
-        confluent_kafka.Producer({**_load.for_librdkafka(conf), "bootstrap.servers": ""}).close()
-    except KafkaException as problem:
-        raise Failure(problem.args[0].str(), 2) from None
-    except (TypeError, ValueError) as problem:
-        raise Failure(f"unusable option: {problem}", 2) from None
-    return conf
-
-
 # ---- running
 
 
@@ -284,12 +269,12 @@ def _nothing(done: int) -> None:
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], None]]:
     """A line on stderr, on a terminal only, drawn by whoever advances it."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    screen = Console(stderr=True)
+    if not screen.is_terminal:
         yield _nothing
         return
     columns = (TextColumn("records"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, auto_refresh=False, transient=True, redirect_stdout=False) as progress:
+    with Progress(*columns, console=screen, auto_refresh=False, transient=True, redirect_stdout=False) as progress:
         task = progress.add_task("", total=total)
         drawn = 0.0
 
@@ -341,7 +326,7 @@ def _head(
             "warmup": load.warmup,
             "rounds": rounds,
         },
-        "config": {name: "***" if SECRET.search(name) else value for name, value in sorted(conf.items())},
+        "config": _options.without_secrets(conf),
     }
 
 
@@ -365,9 +350,7 @@ def _show(
         for one in done:
             click.echo((f"{one.mode}: " if several else "") + summary_line(one, record_size))
     elif rows:
-        # Off a terminal there is no width to keep to.
-        console = Console() if sys.stdout.isatty() else Console(width=140)
-        console.print(_throughput_table(rows) if rate is None else _latency_table(rows))
+        console().print(_throughput_table(rows) if rate is None else _latency_table(rows))
 
 
 def _as_json(done: Sequence[Round], record_size: int) -> list[dict[str, Any]]:
@@ -394,10 +377,6 @@ def _as_json(done: Sequence[Round], record_size: int) -> list[dict[str, Any]]:
     return found
 
 
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    return {"median": median(values), "min": min(values), "max": max(values)}
-
-
 def _summarise(done: Sequence[Round]) -> list[dict[str, Any]]:
     """A row per mode, client and call; ratios are fastprod's against that row, round by round."""
     groups: dict[tuple[str, str, str], list[Round]] = {}
@@ -410,8 +389,8 @@ def _summarise(done: Sequence[Round]) -> list[dict[str, Any]]:
             "client": client,
             "call": call,
             "rounds": len(members),
-            "records_per_s": _spread([one.rate for one in members]),
-            "cpu_us_per_record": _spread([one.cpu_us for one in members]),
+            "records_per_s": spread([one.rate for one in members]),
+            "cpu_us_per_record": spread([one.cpu_us for one in members]),
             "latency_ms": None,
             "throughput_ratio": None,
             "cpu_ratio": None,
@@ -419,22 +398,15 @@ def _summarise(done: Sequence[Round]) -> list[dict[str, Any]]:
         latencies = [found for one in members if (found := one.latency()) is not None]
         if latencies:
             row["latency_ms"] = {
-                name: _spread([found[name] for found in latencies]) for name in ("avg", "max", *_load.PERCENTILES)
+                name: spread([found[name] for found in latencies]) for name in ("avg", "max", *_load.PERCENTILES)
             }
         if client != _load.OURS.name:
             ours = groups[mode, _load.OURS.name, _load.OURS.calls[mode][0]]
             turns = list(zip(ours, members, strict=False))  # an interrupted run may lack the last
-            row["throughput_ratio"] = _spread([mine.rate / theirs.rate for mine, theirs in turns if theirs.rate])
-            row["cpu_ratio"] = _spread([theirs.cpu_us / max(mine.cpu_us, 1e-9) for mine, theirs in turns])
+            row["throughput_ratio"] = spread([mine.rate / theirs.rate for mine, theirs in turns if theirs.rate])
+            row["cpu_ratio"] = spread([theirs.cpu_us / max(mine.cpu_us, 1e-9) for mine, theirs in turns])
         rows.append(row)
     return rows
-
-
-def _cell(spread: Mapping[str, float] | None, form: str, scale: float = 1.0, unit: str = "") -> str:
-    if spread is None:
-        return ""
-    middle, low, high = (format(spread[name] / scale, form) for name in ("median", "min", "max"))
-    return f"{middle}{unit}" if low == high else f"{middle}{unit} ({low}..{high})"
 
 
 def _throughput_table(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -451,10 +423,10 @@ def _throughput_table(rows: Sequence[Mapping[str, Any]]) -> Table:
             "" if row["mode"] == mode else row["mode"],
             row["client"],
             row["call"],
-            _cell(row["records_per_s"], ".2f", 1e6),
-            _cell(row["cpu_us_per_record"], ".2f"),
-            _cell(row["throughput_ratio"], ".2f", unit="x"),
-            _cell(row["cpu_ratio"], ".2f", unit="x"),
+            cell(row["records_per_s"], ".2f", 1e6),
+            cell(row["cpu_us_per_record"], ".2f"),
+            cell(row["throughput_ratio"], ".2f", unit="x"),
+            cell(row["cpu_ratio"], ".2f", unit="x"),
         )
         mode = row["mode"]
     return table
@@ -471,8 +443,8 @@ def _latency_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         table.add_row(
             row["mode"],
             row["client"],
-            _cell(row["records_per_s"], ".0f"),
-            *(_cell(latency.get(name), ".2f") for name in _load.PERCENTILES),
-            _cell(row["cpu_us_per_record"], ".2f"),
+            cell(row["records_per_s"], ".0f"),
+            *(cell(latency.get(name), ".2f") for name in _load.PERCENTILES),
+            cell(row["cpu_us_per_record"], ".2f"),
         )
     return table

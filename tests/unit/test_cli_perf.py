@@ -16,7 +16,8 @@ from click.testing import CliRunner, Result
 import fastprod
 from fastprod.cli import MISSING, _java_load, _load, main
 from fastprod.cli._java_load import DEFAULTS, TUNED, JavaRunner, java_settings, properties
-from fastprod.cli.perf import SECRET, summary_line
+from fastprod.cli._options import SECRET
+from fastprod.cli.perf import summary_line
 from fastprod.testing import MockCluster, MockClusterProcess
 
 LINE = re.compile(
