@@ -228,21 +228,18 @@ class _Session:
         self.failed = 0
         self.reason = ""
         self.statistics: dict[str, Any] = {}
-        self.conf = {
-            **contender.configuration(conf),
-            "bootstrap.servers": stage.bootstrap,
-            "statistics.interval.ms": STATISTICS_MS,
-            "stats_cb": self._take_statistics,
-        }
+        self.conf = {**contender.configuration(conf), "bootstrap.servers": stage.bootstrap}
 
     @contextmanager
     def open(self) -> Iterator[Producer]:
         self.stage.create(self.topic)
-        self.target = Target({**self.conf, "stats_cb": None, "statistics.interval.ms": 0}, self.topic)
+        self.target = Target(self.conf, self.topic)
         self.target.open(self.stage.partitions)
         try:
             with self.stage.slowness():
-                producer = Producer(self.conf)
+                producer = Producer(
+                    {**self.conf, "statistics.interval.ms": STATISTICS_MS, "stats_cb": self._take_statistics}
+                )
                 try:
                     for partition in range(self.target.partitions):
                         producer.produce(self.topic, VALUE, partition=partition, on_delivery=self.check)
