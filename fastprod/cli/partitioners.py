@@ -242,6 +242,7 @@ def _many(
     form: str,
 ) -> None:
     done: dict[str, list[Flood]] = {name: [] for name in names}
+    stage.warm_up(conf)
     for turn in range(rounds):
         for name in names:
             _say(f"round {turn + 1} of {rounds}: {name}")
