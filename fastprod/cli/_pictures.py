@@ -74,7 +74,7 @@ def draw_floods(path: Path, title: str, rounds: Mapping[str, Sequence[Flood]]) -
                     axes.tick_params(axis="y", labelleft=False)
             if records_axes is None or queue_axes is None:
                 upper.set_ylabel("thousand records")
-                lower.set_ylabel("queue time in ms: median, 99th")
+                lower.set_ylabel("queue time in ms,\nmedian to 99th percentile")
                 lower.set_yscale("log")
                 lower.yaxis.set_major_formatter(lambda ms, _: f"{ms:g}")
                 records_axes, queue_axes = upper, lower
@@ -85,7 +85,7 @@ def draw_floods(path: Path, title: str, rounds: Mapping[str, Sequence[Flood]]) -
                     Patch(color=FAST_COLOUR, label="on a fast broker"),
                     Patch(color=SLOW_COLOUR, label="on a slow broker"),
                 ],
-                loc="outside upper right",
+                loc="outside lower center",
                 ncols=2,
                 frameon=False,
             )
@@ -129,7 +129,7 @@ def draw_trickles(path: Path, title: str, runs: Mapping[str, Trickle]) -> None:
             axes = figure.add_subplot(1, len(runs), column + 1, sharex=first, sharey=first)
             numbers = range(1, len(run.rows) + 1)
             axes.hlines(
-                numbers, [row[0] for row in run.rows], [row[1] for row in run.rows], color="#c9d6e4", linewidth=1
+                numbers, [row[0] for row in run.rows], [row[1] for row in run.rows], color="#dfe7ef", linewidth=2
             )
             axes.plot([row[0] for row in run.rows], numbers, ".", color=FAST_COLOUR, markersize=3)
             axes.plot([row[1] for row in run.rows], numbers, ".", color=SLOW_COLOUR, markersize=3)

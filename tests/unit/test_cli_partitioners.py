@@ -84,7 +84,6 @@ def test_the_table_and_its_picture(tmp_path):
     text = "".join(ET.parse(drawn).getroot().itertext())
     for words in (*CONTENDERS, "on a slow broker", "on a fast broker", "thousand records", "million records/s"):
         assert words in text
-    assert drawn.stat().st_size < 150_000
 
 
 def test_without_slow_brokers_there_is_nothing_to_tell_about_them():
