@@ -190,6 +190,8 @@ ctypedef struct topic_t:
     int32_t* broker_lanes     # owned scratch: how many of them count
     int64_t* queues           # owned scratch for the table
     int64_t* smooth           # owned: queue per partition, averaged, in 1/256 of the sticky bound; -1 = unknown
+    int64_t* held             # owned: the queue itself when the table was last built, same unit
+    int64_t full_us           # when the pool ran full, 0 = the table was built since
     int64_t mean_queue        # of the brokers
     int64_t table_us          # when it was built
     int32_t strikes           # rebuilds in a row that found queues uneven

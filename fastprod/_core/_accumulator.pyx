@@ -49,6 +49,8 @@ from fastprod._core._platform cimport (
 cdef enum:
     TABLE_US = 5000                       # the load table is rebuilt at most this often
     AVERAGE_US = 100000                   # over which queues are averaged
+    FADE_US = 2000000                     # the same for what would make uneven queues look even again
+    STALL_US = 20000                      # a full pool is worth a note from here on
     SPAN_US = 50000                       # between the first and last record of a chunk that may wait long
     STRIKES = 10                          # rebuilds in a row that must find queues uneven
     CATCH_UP = 64                         # sticky bounds that a partition may be behind when they are even again
@@ -93,6 +95,7 @@ cdef void accumulator_free(accumulator_t* acc) noexcept nogil:
         partial_free(&topic.partial)
         free(topic.queues)
         free(topic.smooth)
+        free(topic.held)
         free(topic.broker)
         free(topic.broker_queue)
         free(topic.broker_lanes)
@@ -193,6 +196,7 @@ cdef int widen(topic_t* topic, int32_t partitions) noexcept nogil:
         or _grow(<void**>&topic.broker_lanes, partitions, sizeof(int32_t)) < 0
         or _grow(<void**>&topic.queues, partitions, sizeof(int64_t)) < 0
         or _grow(<void**>&topic.smooth, partitions, sizeof(int64_t)) < 0
+        or _grow(<void**>&topic.held, partitions, sizeof(int64_t)) < 0
         or _grow(<void**>&topic.share, partitions, sizeof(int64_t)) < 0
         or load_table_reserve(&topic.table, partitions) < 0
     ):
@@ -730,19 +734,44 @@ cdef bint _has_settled_in(lane_t* lane, int64_t now) noexcept nogil:
     return lane.settled_in
 
 
+cdef inline void _average(topic_t* topic, int32_t partition, int64_t queue, int64_t elapsed) noexcept nogil:
+    """A partition's queue has been `queue` for some time. What sets queues apart counts at once, what evens them later."""
+    cdef int64_t change = queue - topic.smooth[partition]
+    cdef int64_t span = AVERAGE_US
+    cdef int64_t step
+    if topic.uneven and (change < 0) == (topic.smooth[partition] > topic.mean_queue):
+        span = FADE_US
+    step = change * min(elapsed, span) // span
+    if step == 0 and change:  # or rounding would stop it half-way
+        step = 1 if change > 0 else -1
+    topic.smooth[partition] += step
+
+
 cdef void _rebuild_table(accumulator_t* acc, topic_t* topic, int64_t now) noexcept nogil:
     """Weights from queue sizes, when the queues tell something.
 
     A snapshot of one queue is mostly noise: it shrinks by a whole wire batch at a time. So queues are averaged, over
     time and over the lanes of a broker, and the table decides only while one broker's are several times another's.
-    Equal brokers then share evenly to the byte, and a slow one is noticed within a tenth of a second.
+    Equal brokers then share evenly to the byte, and a slow one is noticed within a tenth of a second. It is forgotten
+    more slowly: one that stops and goes (long collections, a CPU quota) empties its queue between two stalls, while those
+    of the others fill, and would be given its full share just before the next. And while the pool is full nobody looks;
+    by the time there is room again a stalled broker may have answered everything, so the queues count as they were
+    when it ran full.
     """
     cdef int32_t i, broker, partition, used = 0
     cdef int64_t queue, mean = 0, least = INT64_MAX, most = 0
-    cdef int64_t elapsed = min(now - topic.table_us, AVERAGE_US)
+    cdef int64_t elapsed = now - topic.table_us
+    cdef int64_t blocked = 0
     cdef bint everyone = topic.available_count == topic.partitions
     cdef bint barred = False
     cdef lane_t* lane
+    if topic.full_us:
+        blocked = now - topic.full_us
+        topic.full_us = 0
+        if blocked > STALL_US:
+            elapsed = min(elapsed, TABLE_US)
+        else:
+            blocked = 0
     topic.table_us = now
     topic.table.count = 0
     for broker in range(topic.brokers):
@@ -761,7 +790,10 @@ cdef void _rebuild_table(accumulator_t* acc, topic_t* topic, int64_t now) noexce
             queue = queued_bytes(lane) * 256 // acc.sticky_bytes
             if topic.smooth[partition] < 0:  # starts neutral
                 topic.smooth[partition] = topic.mean_queue
-            topic.smooth[partition] += (queue - topic.smooth[partition]) * elapsed // AVERAGE_US
+            elif blocked:
+                _average(topic, partition, topic.held[partition], blocked)
+            _average(topic, partition, queue, elapsed)
+            topic.held[partition] = queue
             topic.queues[used] = topic.smooth[partition]
             topic.broker_queue[broker] += topic.smooth[partition]
             topic.broker_lanes[broker] += 1
@@ -787,7 +819,7 @@ cdef void _rebuild_table(accumulator_t* acc, topic_t* topic, int64_t now) noexce
             queue = topic.broker_queue[broker]
         topic.queues[i] = queue // 256
     if least < INT64_MAX and most > (least * 2 + 256 if topic.uneven else least * 4 + 512):
-        topic.strikes += 1
+        topic.strikes += 1 + <int32_t>min(blocked // TABLE_US, STRIKES)
     else:
         topic.strikes = 0
     if barred and used or topic.strikes >= STRIKES:
@@ -873,6 +905,9 @@ cdef int _append_uniform(accumulator_t* acc, topic_t* topic, record_t* record, i
         sticky.partition = _choose(acc, topic, produced)
     status = _place(acc, lane, record)
     if status != APPEND_OK:
+        if status == APPEND_NO_ROOM and acc.adaptive and topic.available_count and topic.full_us == 0:
+            _rebuild_table(acc, topic, fp_now_us())
+            topic.full_us = topic.table_us
         return status
     partition[0] = lane.partition
     appended = _count_in_batch(acc, lane, record, size, &full)

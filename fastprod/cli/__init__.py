@@ -13,6 +13,7 @@ MISSING = "the fastprod command needs click and rich: pip install 'fastprod[cli]
 COMMANDS = {  # name -> module:command
     "demo": "fastprod.cli.export:demo",
     "export": "fastprod.cli.export:export",
+    "partitioners": "fastprod.cli.partitioners:partitioners",
     "perf": "fastprod.cli.perf:perf",
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -118,12 +119,12 @@ def nothing(done: int) -> None:
 @contextmanager
 def progress(total: int, what: str = "records") -> Iterator[Callable[[int], None]]:
     """A line on stderr, on a terminal only, drawn by whoever advances it."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    terminal = Console(stderr=True)
+    if not terminal.is_terminal:
         yield nothing
         return
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, auto_refresh=False, transient=True, redirect_stdout=False) as bar:
+    with Progress(*columns, console=terminal, auto_refresh=False, transient=True, redirect_stdout=False) as bar:
         task = bar.add_task("", total=total)
         drawn = 0.0
 
@@ -139,6 +140,11 @@ def progress(total: int, what: str = "records") -> Iterator[Callable[[int], None
 
 
 # ---- afterwards
+
+
+def console() -> Console:
+    """Where tables go. Off a terminal there is no width to keep to."""
+    return Console() if sys.stdout.isatty() else Console(width=140)
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

@@ -606,6 +606,7 @@ class Target:
         settings: dict[str, Any] = {**for_librdkafka(conf), "error_cb": self._troubles.append}
         self._admin = AdminClient(settings)
         self.partitions = 0
+        self.leaders: dict[int, int] = {}
 
     def open(self, partitions: int) -> None:
         """Finds the topic, or creates it with so many partitions."""
@@ -626,8 +627,8 @@ class Target:
             self._admin.poll(0)
             reason = self._troubles[0].str() if self._troubles else error.args[0].str()
             raise Unreachable(f"no broker answers at {self.address} within {CONNECT_S:g} s ({reason})") from None
-        leaders = [] if found is None else [part.leader for part in found.partitions.values()]
-        self.partitions = len(leaders) if min(leaders, default=-1) >= 0 else 0
+        self.leaders = {} if found is None else {number: part.leader for number, part in found.partitions.items()}
+        self.partitions = len(self.leaders) if min(self.leaders.values(), default=-1) >= 0 else 0
 
     def _create(self, partitions: int) -> None:
         # The broker's own replication factor.
@@ -643,15 +644,23 @@ class Target:
                     f"({error.args[0].str()})"
                 ) from None
 
+    def delete(self) -> None:
+        """Removes the topic; whether that worked, nobody waits to see."""
+        self._admin.delete_topics([self.topic], request_timeout=CONNECT_S)[self.topic].exception(CONNECT_S)
+
     def written(self) -> int:
         """Records ever written to the topic."""
+        return sum(self.ends().values())
+
+    def ends(self) -> dict[int, int]:
+        """Per partition the offset that comes next: what was ever written."""
         end = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         wanted = {TopicPartition(self.topic, partition): end for partition in range(self.partitions)}
         deadline = time.monotonic() + CONNECT_S
         while True:
             try:
                 found = self._admin.list_offsets(wanted, request_timeout=CONNECT_S)
-                return sum(answer.result().offset for answer in found.values())
+                return {place.partition: answer.result().offset for place, answer in found.items()}
             except KafkaException as error:
                 # A broker may lead a new partition by the metadata before it knows of it.
                 if error.args[0].code() not in MOVING or time.monotonic() > deadline:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from importlib import import_module
@@ -13,7 +12,6 @@ from typing import Any
 import click
 import confluent_kafka
 from click.core import ParameterSource
-from rich.console import Console
 from rich.table import Table
 
 from fastprod import __version__
@@ -23,6 +21,7 @@ from fastprod.cli._figures import (
     brokers,
     cell,
     configuration,
+    console,
     nothing,
     progress,
     real_broker,
@@ -310,9 +309,7 @@ def _show(
         for one in done:
             click.echo((f"{one.mode}: " if several else "") + summary_line(one, record_size))
     elif rows:
-        # Off a terminal there is no width to keep to.
-        console = Console() if sys.stdout.isatty() else Console(width=140)
-        console.print(_throughput_table(rows) if rate is None else _latency_table(rows))
+        console().print(_throughput_table(rows) if rate is None else _latency_table(rows))
 
 
 def _as_json(done: Sequence[Round], record_size: int) -> list[dict[str, Any]]:

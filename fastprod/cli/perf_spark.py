@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -27,12 +26,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 import confluent_kafka
-from rich.console import Console
 from rich.table import Table
 
 from fastprod import __version__
 from fastprod.cli import _options
-from fastprod.cli._figures import MEGABYTE, brokers, cell, configuration, progress, real_broker, shared, shown, spread
+from fastprod.cli._figures import (
+    MEGABYTE,
+    brokers,
+    cell,
+    configuration,
+    console,
+    progress,
+    real_broker,
+    shared,
+    shown,
+    spread,
+)
 from fastprod.cli._java_load import WIRE_BATCH, java_settings
 from fastprod.cli._load import DeliveryError, Target, Unfit, Unreachable, for_librdkafka
 from fastprod.cli._options import Failure
@@ -461,8 +470,7 @@ def _show(report: dict[str, Any], job: Job, form: str, interrupted: bool) -> Non
         report["interrupted"] = interrupted
         click.echo(json.dumps(report, indent=2))
     elif rows:
-        console = Console() if sys.stdout.isatty() else Console(width=140)  # off a terminal there is no width to keep
-        console.print(_table(rows, job))
+        console().print(_table(rows, job))
 
 
 def _as_json(one: Round, size: int) -> dict[str, Any]:

@@ -21,12 +21,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -271,6 +272,36 @@ class KafkaCluster(Cluster):
         node = self._node(broker)
         node.signal(signal.SIGCONT)
         node.paused = False
+
+    @contextmanager
+    def slowed(self, *brokers: int, share: float = 0.8, period: float = 1.0) -> Iterator[None]:
+        """While the with block runs, freeze brokers for a share of every period: slow ones, that are never gone.
+
+        They run for the rest of the period, as under a CPU quota. A freeze has to stay below the 3 s after which the
+        cluster gives a silent broker up.
+        """
+        for broker in brokers:
+            self._node(broker)
+        if not 0 < share < 1 or not 0 < share * period < 3:
+            raise ValueError(f"share={share} of period={period} s must be a part of it, and shorter than 3 s")
+        over = threading.Event()
+
+        def stop_and_go() -> None:
+            while not over.is_set():
+                for broker in brokers:
+                    self.pause(broker)
+                over.wait(period * share)
+                for broker in brokers:
+                    self.resume(broker)
+                over.wait(period * (1 - share))
+
+        thread = threading.Thread(target=stop_and_go, name="slow brokers", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def log_of(self, broker: int) -> str:
         """What a broker has logged so far: warnings and errors."""
