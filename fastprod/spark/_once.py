@@ -12,6 +12,9 @@ committed this partition, and the task is done.
 
 Kafka's own store of offsets serves as the store of markers, so there is no topic to create and none to clean up.
 Markers live as long as offsets of idle groups: `offsets.retention.minutes` of the brokers, 7 days unless changed.
+
+In a stream each batch is such a job. The transaction's id stays the same from batch to batch, so that brokers have no
+more of them to keep than there are partitions; the marker names the batch.
 """
 
 from __future__ import annotations
@@ -22,17 +25,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from fastprod import _config
 from fastprod.producer import Producer
 from fastprod.spark.report import TaskReport
 
-__all__ = ["Once"]
+__all__ = ["Once", "is_fenced", "with_transactions"]
 
 TRANSACTION_TIMEOUT_MS = 900_000  # the most that brokers allow unless configured otherwise
 ANSWER_S = 60.0
+FENCED = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED)
+
+
+def with_transactions(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A configuration for transactions of that name."""
+    return {"transaction.timeout.ms": TRANSACTION_TIMEOUT_MS, **config, "transactional.id": name}
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,8 @@ class Once:
 
     job: str
     number: int
+    batch: int | None = None
+    """Of a stream."""
 
     @property
     def name(self) -> str:
@@ -49,41 +60,59 @@ class Once:
 
     def producer(self, config: Mapping[str, Any]) -> Producer:
         """A producer of this partition alone; older ones are fenced when this returns."""
-        defaults = {"transaction.timeout.ms": TRANSACTION_TIMEOUT_MS}
-        producer = Producer({**defaults, **config, "transactional.id": self.name})
+        producer = Producer(with_transactions(config, self.name))
         try:
-            _patiently(producer.init_transactions)
+            _patiently(lambda: producer.init_transactions(ANSWER_S))
         except BaseException:
-            producer.close()
+            producer.close(0)
             raise
         return producer
 
-    def committed(self, config: Mapping[str, Any]) -> TaskReport | None:
-        """What an earlier attempt has committed, if one has."""
+    def committed(self, config: Mapping[str, Any], report: TaskReport) -> bool:
+        """Whether an earlier attempt has committed this output; if so, completes the report with what it wrote."""
         _, native = _config.split(dict(config), plugin="")
         del native["plugin.library.paths"]
         admin = AdminClient(native)
-        wanted = [ConsumerGroupTopicPartitions(self.name)]
-        answer = admin.list_consumer_group_offsets(wanted, require_stable=True, request_timeout=ANSWER_S)
-        for found in answer[self.name].result(ANSWER_S).topic_partitions:
-            if found.offset >= 0:
-                known = json.loads(found.metadata)
-                return TaskReport(self.number, records=known["records"], bytes=known["bytes"], skipped=True)
-        return None
+        found: list[TopicPartition] = []
 
-    def commit(self, producer: Producer, report: TaskReport, config: Mapping[str, Any]) -> None:
+        def ask() -> None:
+            wanted = [ConsumerGroupTopicPartitions(self.name)]
+            answer = admin.list_consumer_group_offsets(wanted, require_stable=True, request_timeout=ANSWER_S)
+            found[:] = answer[self.name].result(ANSWER_S).topic_partitions
+            for place in found:
+                if place.error is not None:  # "not known" is not the same as "no marker"
+                    raise KafkaException(place.error)
+
+        _patiently(ask)
+        for place in found:
+            known = json.loads(place.metadata or "{}") if place.offset >= 0 else {}
+            if known and known.get("batch") == self.batch:
+                report.records, report.bytes, report.skipped = known["records"], known["bytes"], True
+                return True
+        return False
+
+    def commit(self, producer: Producer, report: TaskReport) -> None:
         """Ends the transaction with the marker in it."""
-        topic = min(report.topics, default=None)
-        if topic is None:
-            return  # nothing was written: nothing can be doubled
-        what = json.dumps({"records": report.records, "bytes": report.bytes})
+        topic = min(report.topics)
+        what = json.dumps({"records": report.records, "bytes": report.bytes, "batch": self.batch})
         marker = TopicPartition(topic, min(report.topics[topic]), report.records, metadata=what)
-        group = Consumer({"bootstrap.servers": config["bootstrap.servers"], "group.id": self.name, "log_level": 0})
+        # The only way to name a group. It is never joined, so this consumer needs no brokers.
+        group = Consumer({"group.id": self.name, "log_level": 0})
         try:
-            _patiently(lambda: producer.send_offsets_to_transaction([marker], group.consumer_group_metadata()))
+            name = group.consumer_group_metadata()
+            _patiently(lambda: producer.send_offsets_to_transaction([marker], name, ANSWER_S))
         finally:
             group.close()
         _patiently(producer.commit_transaction)
+
+
+def is_fenced(producer: Producer) -> bool:
+    """Whether a newer producer has taken over the transactional.id."""
+    try:
+        producer.begin_transaction()  # never begins one in a transaction that has failed: it tells the state
+    except KafkaException as problem:
+        return problem.args[0].code() in FENCED
+    return False
 
 
 def _patiently(step: Callable[[], object]) -> None:
@@ -94,6 +123,8 @@ def _patiently(step: Callable[[], object]) -> None:
             step()
             return
         except KafkaException as problem:
-            if not problem.args[0].retriable() or time.monotonic() > deadline:
+            error = problem.args[0]
+            passing = error.retriable() or error.code() == KafkaError.UNSTABLE_OFFSET_COMMIT
+            if not passing or time.monotonic() > deadline:
                 raise
             time.sleep(0.2)
