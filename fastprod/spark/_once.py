@@ -21,7 +21,9 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,10 +34,11 @@ from fastprod import _config
 from fastprod.producer import Producer
 from fastprod.spark.report import TaskReport
 
-__all__ = ["Once", "is_fenced", "with_transactions"]
+__all__ = ["Once", "end", "is_fenced", "with_transactions"]
 
 TRANSACTION_TIMEOUT_MS = 900_000  # the most that brokers allow unless configured otherwise
 ANSWER_S = 60.0
+CLOSE_S = 5.0  # for a producer to end; brokers that do not answer must not keep a failed task
 FENCED = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED)
 
 
@@ -64,7 +67,7 @@ class Once:
         try:
             _patiently(lambda: producer.init_transactions(ANSWER_S))
         except BaseException:
-            producer.close(0)
+            end(producer)
             raise
         return producer
 
@@ -104,6 +107,16 @@ class Once:
         finally:
             group.close()
         _patiently(producer.commit_transaction)
+
+
+def end(producer: Producer) -> None:
+    """Ends a producer with what it still holds, aborting its transaction. Never raises, and does not wait for long."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # confluent-kafka's, about transactions that cannot be aborted
+        with suppress(Exception):  # what the task itself has to say counts more
+            producer.purge()
+        with suppress(Exception):
+            producer.close(CLOSE_S)
 
 
 def is_fenced(producer: Producer) -> bool:

@@ -17,7 +17,6 @@ import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from confluent_kafka import KafkaError, KafkaException
 
 from fastprod.producer import Producer
-from fastprod.spark._once import Once, is_fenced
+from fastprod.spark._once import Once, end, is_fenced
 from fastprod.spark.report import PartitionReport, TaskReport, Topics, merge_topics
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ SHOWN = 5  # errors in a message
 LOOK = 16  # of the oldest receipts that are looked at for failures, each time something is handed over
 LOOK_S = 0.5  # and how often while waiting for acknowledgements
 KEPT = 4  # producers that a worker keeps for later tasks
-CLOSE_S = 5.0  # for a producer to end; brokers that do not answer must not keep a failed task
 
 Part = TypeVar("Part")
 
@@ -77,11 +75,12 @@ _producers: dict[tuple[int, str], Producer] = {}  # by process (a fork starts wi
 def borrow(sink: Sink) -> Producer:
     """This worker's producer for a configuration, new or from an earlier task."""
     pid = os.getpid()
-    producer = _producers.pop((pid, sink.key), None) or Producer(dict(sink.config))
+    # A producer that waits for the next task need not complain when brokers close its connections.
+    producer = _producers.pop((pid, sink.key), None) or Producer({"log.connection.close": False, **sink.config})
     _producers[pid, sink.key] = producer
     mine = [key for key in _producers if key[0] == pid]
     for key in mine[:-KEPT]:
-        _end(_producers.pop(key))
+        end(_producers.pop(key))
     return producer
 
 
@@ -89,14 +88,7 @@ def discard(sink: Sink) -> None:
     """Gives up what the producer still holds, so that nothing of a failed task is sent later, and ends it."""
     producer = _producers.pop((os.getpid(), sink.key), None)
     if producer is not None:
-        _end(producer)
-
-
-def _end(producer: Producer) -> None:
-    with suppress(Exception):  # what the task itself has to say counts more
-        producer.purge()
-    with suppress(Exception):
-        producer.close(CLOSE_S)
+        end(producer)
 
 
 class Task:
@@ -156,7 +148,8 @@ class Task:
 
 
 def _words(error: KafkaError | Exception) -> str:
-    return str(error.str() if isinstance(error, KafkaError) else error)
+    known = error.args[0] if isinstance(error, KafkaException) else error
+    return str(known.str() if isinstance(known, KafkaError) else known)
 
 
 def in_task(sink: Sink, parts: Iterable[Part], hand_over: Callable[[Task, Part], None]) -> TaskReport:
@@ -216,7 +209,7 @@ def _once(
             ) from None
         raise
     finally:
-        _end(producer)  # which aborts the transaction of a failed attempt
+        end(producer)  # which aborts the transaction of a failed attempt
 
 
 def write_batches(sink: Sink, batches: Iterable[pa.RecordBatch]) -> TaskReport:
