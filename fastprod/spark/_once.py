@@ -22,13 +22,12 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from fastprod import _config
 from fastprod.producer import Producer
@@ -39,6 +38,12 @@ __all__ = ["Once", "end", "is_fenced", "with_transactions"]
 TRANSACTION_TIMEOUT_MS = 900_000  # the most that brokers allow unless configured otherwise
 ANSWER_S = 60.0
 CLOSE_S = 5.0  # for a producer to end; brokers that do not answer must not keep a failed task
+PASSING = (  # while coordinators are made, move or settle a transaction; librdkafka does not call these retriable
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.UNSTABLE_OFFSET_COMMIT,
+)
 FENCED = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED)
 
 
@@ -71,17 +76,32 @@ class Once:
             raise
         return producer
 
-    def committed(self, config: Mapping[str, Any], report: TaskReport) -> bool:
-        """Whether an earlier attempt has committed this output; if so, completes the report with what it wrote."""
+    @contextmanager
+    def group(self, config: Mapping[str, Any]) -> Iterator[Consumer]:
+        """A consumer of the group that holds the marker; it never joins it.
+
+        Not the admin client: that of librdkafka 2.16 crashes when a coordinator moves while it lists a group's offsets.
+        """
         _, native = _config.split(dict(config), plugin="")
         del native["plugin.library.paths"]
-        admin = AdminClient(native)
+        own = {"group.id": self.name, "isolation.level": "read_committed", "enable.auto.commit": False, "log_level": 0}
+        consumer = Consumer({**native, **own})
+        try:
+            yield consumer
+        finally:
+            consumer.close()
+
+    def committed(self, group: Consumer, topic: str | None, report: TaskReport) -> bool:
+        """Whether an earlier attempt has committed this output; if so, completes the report with what it wrote.
+
+        The marker lies at partition 0 of the first topic by name; rows that name their topics may come in any order.
+        """
+        topics = [topic] if topic is not None else list(group.list_topics(timeout=ANSWER_S).topics)
+        places = [TopicPartition(name, 0) for name in topics if not name.startswith("__")]
         found: list[TopicPartition] = []
 
         def ask() -> None:
-            wanted = [ConsumerGroupTopicPartitions(self.name)]
-            answer = admin.list_consumer_group_offsets(wanted, require_stable=True, request_timeout=ANSWER_S)
-            found[:] = answer[self.name].result(ANSWER_S).topic_partitions
+            found[:] = group.committed(places, timeout=ANSWER_S)
             for place in found:
                 if place.error is not None:  # "not known" is not the same as "no marker"
                     raise KafkaException(place.error)
@@ -94,18 +114,12 @@ class Once:
                 return True
         return False
 
-    def commit(self, producer: Producer, report: TaskReport) -> None:
+    def commit(self, producer: Producer, group: Consumer, report: TaskReport) -> None:
         """Ends the transaction with the marker in it."""
-        topic = min(report.topics)
         what = json.dumps({"records": report.records, "bytes": report.bytes, "batch": self.batch})
-        marker = TopicPartition(topic, min(report.topics[topic]), report.records, metadata=what)
-        # The only way to name a group. It is never joined, so this consumer needs no brokers.
-        group = Consumer({"group.id": self.name, "log_level": 0})
-        try:
-            name = group.consumer_group_metadata()
-            _patiently(lambda: producer.send_offsets_to_transaction([marker], name, ANSWER_S))
-        finally:
-            group.close()
+        marker = TopicPartition(min(report.topics), 0, report.records, metadata=what)
+        name = group.consumer_group_metadata()
+        _patiently(lambda: producer.send_offsets_to_transaction([marker], name, ANSWER_S))
         _patiently(producer.commit_transaction)
 
 
@@ -137,7 +151,6 @@ def _patiently(step: Callable[[], object]) -> None:
             return
         except KafkaException as problem:
             error = problem.args[0]
-            passing = error.retriable() or error.code() == KafkaError.UNSTABLE_OFFSET_COMMIT
-            if not passing or time.monotonic() > deadline:
+            if not (error.retriable() or error.code() in PASSING) or time.monotonic() > deadline:
                 raise
             time.sleep(0.2)

@@ -192,12 +192,11 @@ def _once(
     output = Once(job, report.task, sink.batch)
     producer = output.producer(sink.config)
     try:
-        if output.committed(sink.config, report):
-            report.end()
-            return report
-        producer.begin_transaction()
-        _write(producer, sink, parts, hand_over, report)
-        output.commit(producer, report)
+        with output.group(sink.config) as group:
+            if not output.committed(group, sink.topic, report):
+                producer.begin_transaction()
+                _write(producer, sink, parts, hand_over, report)
+                output.commit(producer, group, report)
         report.end()
         return report
     except (ExportError, KafkaException):
