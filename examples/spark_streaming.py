@@ -3,9 +3,10 @@
     python examples/spark_streaming.py                          # on embedded brokers, nothing to set up but Java
     python examples/spark_streaming.py -b kafka:9092 -t clicks --seconds 60
 
-Spark's rate source plays the part of a website whose clicks are numbered. The query is stopped halfway, as for a
-deployment, and a new one takes up its checkpoint. Then the topic is read back: every number must be there. A batch that
-was interrupted is written again, so some may be there twice, unless --exactly-once (real brokers only).
+Spark's rate source plays the part of a website whose clicks are numbered. The query is stopped twice, as for a
+deployment, and each time a new one takes up its checkpoint; the last one writes what is there and ends. Then the topic
+is read back: every number must be there. A batch that was interrupted is written again, so some may be there twice,
+unless --exactly-once (real brokers only).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from contextlib import ExitStack
 
 from confluent_kafka import Message
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 import fastprod.spark
 from fastprod.testing import MockClusterProcess, audit
@@ -27,7 +28,7 @@ from fastprod.testing import MockClusterProcess, audit
 RATE = 1000  # clicks a second
 
 
-def start(spark: SparkSession, brokers: str, topic: str, checkpoint: str, exactly_once: bool) -> StreamingQuery:
+def clicks_to(spark: SparkSession, brokers: str, topic: str, checkpoint: str, exactly_once: bool) -> DataStreamWriter:
     clicks = spark.readStream.format("rate").option("rowsPerSecond", RATE).load()
     writer = (
         clicks.selectExpr(
@@ -40,7 +41,7 @@ def start(spark: SparkSession, brokers: str, topic: str, checkpoint: str, exactl
     )
     if exactly_once:
         writer = writer.option("exactly.once", "task")
-    return writer.start()
+    return writer
 
 
 def written(query: StreamingQuery) -> int:
@@ -63,7 +64,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("-b", "--bootstrap", help="brokers that have the topic, empty; without, embedded ones")
     parser.add_argument("-t", "--topic", default="clicks")
-    parser.add_argument("--seconds", type=float, default=6.0, help="of clicks, half of them before the stop")
+    parser.add_argument("--seconds", type=float, default=6.0, help="of clicks, half of them before the first stop")
     parser.add_argument("--exactly-once", action="store_true")
     options = parser.parse_args()
     if options.exactly_once and not options.bootstrap:
@@ -80,15 +81,17 @@ def main() -> int:
         fastprod.spark.register(spark)  # not needed where fastprod was installed from a wheel
         checkpoint = stack.enter_context(tempfile.TemporaryDirectory())
 
-        for turn in ("first", "second"):
-            query = start(spark, brokers, options.topic, checkpoint, options.exactly_once)
-            while query.isActive and written(query) < RATE * options.seconds / 2:
+        for turn, last in (("first", False), ("second", False), ("third", True)):
+            writer = clicks_to(spark, brokers, options.topic, checkpoint, options.exactly_once)
+            query = (writer.trigger(availableNow=True) if last else writer).start()
+            while query.isActive and (last or written(query) < RATE * options.seconds / 2):
                 time.sleep(0.1)
             query.stop()
             if (problem := query.exception()) is not None:
                 print(f"the {turn} query failed: {problem}", file=sys.stderr)
                 return 1
-            print(f"the {turn} query has written {written(query):,} clicks in batches it knows of, and was stopped")
+            how = "ended" if last else "was stopped"
+            print(f"the {turn} query has written {written(query):,} clicks in batches it finished, and {how}")
 
         missing, twice = count(brokers, options.topic)
         deadline = time.monotonic() + 10  # Kafka answers a commit a moment before readers can see it
