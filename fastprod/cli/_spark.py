@@ -27,7 +27,7 @@ POLL_S = 0.2
 
 @contextmanager
 def session(master: str, name: str, config: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
-    """A Spark session whose log lies in a temporary file, named if something goes wrong."""
+    """A Spark session whose log goes to a file for as long as it lives; if it does not start, its last line is told."""
     try:
         from pyspark.sql import SparkSession
     except ModuleNotFoundError:

@@ -21,10 +21,12 @@ from fastprod.cli._spark import progress_of, session
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DataType, StructType
 
     from fastprod.spark import ExportReport
 
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".orc": "orc"}
+UNREADABLE = re.compile(r"\[(FAILED_READ_FILE|MALFORMED_RECORD_IN_PARSING|CANNOT_READ_FILE)\b")
 BAR = 24  # characters of the longest bar
 ORDERS = (  # the demo's columns
     "id AS order_id",
@@ -36,6 +38,17 @@ ORDERS = (  # the demo's columns
 )
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def _report(ctx: click.Context, param: click.Parameter, path: str | None) -> str | None:
+    """--report FILE, refused before the export rather than after it."""
+    if path is not None:
+        target = Path(path)
+        if target.suffix.lower() not in (".json", ".html", ".htm"):
+            raise click.BadParameter(f"{path} must end in .json or .html")
+        if target.is_dir() or not os.access(target if target.exists() else target.absolute().parent, os.W_OK):
+            raise click.BadParameter(f"{path} cannot be written")
+    return path
 
 
 def _shared(command: Command) -> Command:
@@ -68,9 +81,7 @@ def _shared(command: Command) -> Command:
                 callback=_options.file,
                 help="Options as key=value lines; -X beats them.",
             ),
-            click.option(
-                "--report", type=click.Path(dir_okay=False), metavar="FILE", help="Save the report as .json or .html."
-            ),
+            click.option("--report", metavar="FILE", callback=_report, help="Save the report as .json or .html."),
         ]
     ):
         command = option(command)
@@ -122,10 +133,11 @@ def export(
     if value and value_format:
         raise click.UsageError("--value and --value-format exclude each other")
     known = _format(source, form)
-    with session(master, f"fastprod export {source}") as spark, _brokers(bootstrap, topic, partitions) as brokers:
-        df = _read(spark, source, known)
-        records = _records(df, key, value, value_format, headers, timestamp)
-        _run(spark, records, topic, {**file, **options}, brokers, report, f"{source} holds no rows")
+    config = _config(bootstrap, file, options)
+    with session(master, "fastprod export") as spark, _brokers(config, topic, partitions) as brokers:
+        data = _read(spark, source, known)
+        records = _records(data, key, value, value_format, headers, timestamp)
+        _run(spark, records, topic, brokers, report, f"{source} holds no rows")
 
 
 @click.command()
@@ -145,16 +157,17 @@ def demo(
     report: str | None,
 ) -> None:
     """Make a data set of orders, as Parquet, and export it to a Kafka topic."""
+    config = _config(bootstrap, file, options)
     with (
         tempfile.TemporaryDirectory(prefix="fastprod-demo-") as work,
         session(master, "fastprod demo") as spark,
-        _brokers(bootstrap, topic, partitions) as brokers,
+        _brokers(config, topic, partitions) as brokers,
     ):
         path = str(Path(work, "orders.parquet"))
         with progress_of(spark, f"making {rows:,} orders"):
             spark.range(rows).selectExpr(*(column.format(seed=seed) for column in ORDERS)).write.parquet(path)
-        records = _records(spark.read.parquet(path), "customer", None, "json", None, "ordered_at")
-        _run(spark, records, topic, {**file, **options}, brokers, report, "there are no orders", expected=rows)
+        records = _records(_Data(spark.read.parquet(path)), "customer", None, "json", None, "ordered_at")
+        _run(spark, records, topic, brokers, report, "there are no orders", expected=rows)
 
 
 # ---- input
@@ -162,7 +175,7 @@ def demo(
 
 def _format(source: str, form: str) -> str:
     """The format to read with; complains about a local path that is not there."""
-    local = source.removeprefix("file://")
+    local = re.sub("^file:(//)?", "", source)
     path = Path(local)
     elsewhere = re.match(r"[a-z][a-z0-9+.-]*://", local) or any(sign in local for sign in "*?[{")  # Spark's to resolve
     if not elsewhere:
@@ -171,31 +184,81 @@ def _format(source: str, form: str) -> str:
         if not os.access(path, os.R_OK):
             raise Failure(f"{source} cannot be read: permission denied", 2)
     if form == "auto":
-        form = FORMATS.get(path.suffix.lower(), "") if elsewhere else _format_of(path)
+        form = _format_of_name(path) if elsewhere else _format_of(path)
     if not form:
         raise Failure(f"cannot tell the format of {source} from its name; give --format parquet, csv, json or orc", 2)
     return form
 
 
+def _format_of_name(path: Path) -> str:
+    plain = path.with_suffix("") if path.suffix.lower() in (".gz", ".bz2", ".zst") else path
+    return FORMATS.get(plain.suffix.lower(), "")
+
+
 def _format_of(path: Path) -> str:
-    if path.suffix.lower() in FORMATS or path.is_file():
-        plain = path.with_suffix("") if path.suffix.lower() in (".gz", ".bz2", ".zst") else path
-        return FORMATS.get(plain.suffix.lower(), "")
+    if path.is_file() or _format_of_name(path):
+        return _format_of_name(path)
     for found in sorted(path.rglob("*")):
         if found.is_file() and not found.name.startswith(("_", ".")):
             return _format_of(found)
     raise Failure(f"folder {path} holds no data", 2)
 
 
-def _read(spark: SparkSession, source: str, form: str) -> DataFrame:
+class _Data:
+    """What was read, and of which types its columns are.
+
+    CSV has no types, only text: it stays as it is where it becomes a key, a value or a header ("007" is not 7). In JSON
+    and as timestamps, columns have the types that Spark infers from all their rows.
+    """
+
+    def __init__(self, df: DataFrame, inferred: StructType | None = None) -> None:
+        self.df = df
+        self.inferred = inferred
+
+    def text(self, name: str, option: str) -> Column:
+        """A column as the bytes of a key, value or header."""
+        from pyspark.sql import functions as f
+        from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType
+
+        found, kind = self._column(name, option)
+        if isinstance(kind, (ArrayType, MapType, StructType)):
+            return f.to_json(found)
+        return found if isinstance(kind, BinaryType) else found.cast("string")
+
+    def typed(self, name: str, option: str) -> tuple[Column, DataType]:
+        """A column and its type, the inferred one where there is one."""
+        found, kind = self._column(name, option)
+        if self.inferred is None or self.inferred[name].dataType == kind:
+            return found, kind
+        kind = self.inferred[name].dataType
+        return found.cast(kind), kind
+
+    def json(self) -> Column:
+        """Whole rows."""
+        from pyspark.sql import functions as f
+
+        return f.to_json(f.struct(*(self.typed(name, "JSON")[0].alias(name) for name in self.df.columns)))
+
+    def _column(self, name: str, option: str) -> tuple[Column, DataType]:
+        from pyspark.sql import functions as f
+
+        if name not in self.df.columns:
+            raise Failure(f"{option} names {name!r}, but the columns are {', '.join(self.df.columns)}", 2)
+        quoted = name.replace("`", "``")  # a dot in a name would be taken for a field of a struct
+        return f.col(f"`{quoted}`"), self.df.schema[name].dataType
+
+
+def _read(spark: SparkSession, source: str, form: str) -> _Data:
     reader = spark.read.format(form)
+    if form in ("csv", "json"):
+        reader = reader.option("mode", "FAILFAST")  # else Spark puts nulls where it cannot read
     if form == "csv":
-        reader = reader.option("header", "true").option("inferSchema", "true")
+        reader = reader.option("header", "true")
     try:
         df = reader.load(source)
         if not df.columns:
             raise Failure(f"{source} holds no rows", 2)
-        return df
+        return _Data(df, reader.option("inferSchema", "true").load(source).schema if form == "csv" else None)
     except Failure:
         raise
     except Exception as problem:
@@ -203,7 +266,7 @@ def _read(spark: SparkSession, source: str, form: str) -> DataFrame:
 
 
 def _records(
-    df: DataFrame,
+    data: _Data,
     key: str | None,
     value: str | None,
     value_format: str | None,
@@ -212,68 +275,75 @@ def _records(
 ) -> DataFrame:
     """The columns that fastprod.spark.write knows."""
     from pyspark.sql import functions as f
-    from pyspark.sql.types import BinaryType, LongType, TimestampNTZType, TimestampType
+    from pyspark.sql.types import LongType, TimestampNTZType, TimestampType
 
-    def column(name: str, option: str) -> Column:
-        if name not in df.columns:
-            raise Failure(f"{option} names {name!r}, but the columns are {', '.join(df.columns)}", 2)
-        return df[name]
-
-    def text(name: str, option: str) -> Column:
-        found = column(name, option)
-        return found if isinstance(df.schema[name].dataType, BinaryType) else found.cast("string")
-
-    if value is None and value_format is None and "value" in df.columns:
+    if value is None and value_format is None and "value" in data.df.columns:
         value = "value"
-    chosen = [text(value, "--value") if value else f.to_json(f.struct(*(df[name] for name in df.columns)))]
-    names = ["value"]
+    chosen = {"value": data.text(value, "--value") if value else data.json()}
     if key:
-        chosen.append(text(key, "--key"))
-        names.append("key")
+        chosen["key"] = data.text(key, "--key")
     if headers:
         listed = [name.strip() for name in headers.split(",") if name.strip()]
-        cells = [
-            f.struct(f.lit(name).alias("key"), text(name, "--headers").cast("binary").alias("value")) for name in listed
-        ]
-        chosen.append(f.array(*cells))
-        names.append("headers")
-    if timestamp:
-        found = column(timestamp, "--timestamp")
-        kind = df.schema[timestamp].dataType
-        chosen.append(
-            found if isinstance(kind, (TimestampType, TimestampNTZType, LongType)) else found.cast("timestamp")
+        chosen["headers"] = f.array(
+            *(
+                f.struct(f.lit(name).alias("key"), data.text(name, "--headers").cast("binary").alias("value"))
+                for name in listed
+            )
         )
-        names.append("timestamp")
-    return df.select(*(one.alias(name) for one, name in zip(chosen, names, strict=True)))
+    if timestamp:
+        found, kind = data.typed(timestamp, "--timestamp")
+        ready = isinstance(kind, (TimestampType, TimestampNTZType, LongType))
+        chosen["timestamp"] = found if ready else found.cast("timestamp")
+    return data.df.select(*(column.alias(name) for name, column in chosen.items()))
 
 
 # ---- output
 
 
+def _config(bootstrap: str | None, file: dict[str, str], options: dict[str, str]) -> dict[str, str]:
+    config = {**file, **options}
+    if bootstrap is not None:
+        config["bootstrap.servers"] = bootstrap
+    return config
+
+
 class _Brokers:
     """Where the records go, and whether those brokers are ours to count."""
 
-    def __init__(self, servers: str, mock: Any = None) -> None:
-        self.servers = servers
+    def __init__(self, config: dict[str, str], mock: Any = None) -> None:
+        self.config = config
         self.mock = mock
+
+    @property
+    def name(self) -> str:
+        if self.mock is not None:
+            return "mock brokers of its own, which counted the same"
+        return self.config.get("bootstrap.servers") or self.config["metadata.broker.list"]
+
+    def check(self, topic: str, done: ExportReport) -> None:
+        """Counts, if the brokers are ours."""
+        if self.mock is not None:
+            counted = {number: end for number, (_, end) in self.mock.watermarks(topic).items() if end}
+            told = {number: part.records for number, part in done.topics[topic].items()}
+            if counted != told:
+                raise Failure(f"the brokers hold {counted} records by partition, but the tasks reported {told}", 1)
 
 
 @contextmanager
-def _brokers(servers: str | None, topic: str, partitions: int) -> Iterator[_Brokers]:
-    if servers is not None:
-        yield _Brokers(servers)
+def _brokers(config: dict[str, str], topic: str, partitions: int) -> Iterator[_Brokers]:
+    if config.get("bootstrap.servers") or config.get("metadata.broker.list"):
+        yield _Brokers(config)
         return
     from fastprod.testing import MockClusterProcess
 
     with MockClusterProcess(3, topics={topic: partitions}) as cluster:
-        yield _Brokers(cluster.bootstrap_servers, cluster)
+        yield _Brokers({**config, "bootstrap.servers": cluster.bootstrap_servers}, cluster)
 
 
 def _run(
     spark: SparkSession,
     records: DataFrame,
     topic: str,
-    options: dict[str, str],
     brokers: _Brokers,
     report: str | None,
     nothing: str,
@@ -283,30 +353,27 @@ def _run(
 
     try:
         with progress_of(spark, f"writing to {topic}"):
-            done = write(records, topic, {"bootstrap.servers": brokers.servers, **options})
-    except (ValueError, TypeError) as problem:
-        raise Failure(str(problem), 2) from None
+            done = write(records, topic, brokers.config)
     except KafkaException as problem:  # said on this side: the options are wrong
         raise Failure(problem.args[0].str(), 2) from None
+    except (ValueError, TypeError) as problem:
+        raise Failure(str(problem), 2) from None
     except Exception as problem:
+        if UNREADABLE.search(str(problem)):
+            raise Failure(f"the input cannot be read: {_unreadable(problem)}", 2) from None
         raise Failure(f"the export failed: {_reason(problem)}", 1) from None
     if done.records == 0:
         raise Failure(nothing, 2)
-    _show(done, topic, brokers)
     if report is not None:
         done.save(report)
-    if brokers.mock is not None:
-        counted = {number: end for number, (_, end) in brokers.mock.watermarks(topic).items() if end}
-        told = {number: part.records for number, part in done.topics[topic].items()}
-        if counted != told:
-            raise Failure(f"the brokers hold {counted} records by partition, but the tasks reported {told}", 1)
+    brokers.check(topic, done)
     if expected is not None and done.records != expected:
         raise Failure(f"{done.records:,} records were acknowledged, not {expected:,}", 1)
+    _show(done, topic, brokers.name)
 
 
-def _show(done: ExportReport, topic: str, brokers: _Brokers) -> None:
+def _show(done: ExportReport, topic: str, where: str) -> None:
     console = Console()
-    where = "mock brokers of its own, which counted the same" if brokers.mock is not None else brokers.servers
     console.print(
         f"{done.records:,} records, {done.bytes / 1e6:,.1f} MB to {topic} on {where}: {done.seconds:.1f} s, "
         f"{done.records / max(done.seconds, 1e-9):,.0f} records/s, {len(done.tasks)} tasks, {done.failed} failed, "
@@ -328,6 +395,14 @@ def _show(done: ExportReport, topic: str, brokers: _Brokers) -> None:
 
 def _first_line(problem: BaseException) -> str:
     return next((line.strip() for line in str(problem).splitlines() if line.strip()), type(problem).__name__)
+
+
+def _unreadable(problem: BaseException) -> str:
+    """The lines in which Spark says which file it cannot read, and why."""
+    lines = [line.strip() for line in str(problem).splitlines()]
+    told = [line for line in lines if UNREADABLE.search(line)]
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    return " ".join([_first_line(RuntimeError(told[0])), *causes[-1:]])
 
 
 def _reason(problem: BaseException) -> str:

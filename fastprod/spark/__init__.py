@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from fastprod.spark._plan import plan, used_columns
+from fastprod.spark import _plan
 from fastprod.spark._rows import write_rows
-from fastprod.spark._worker import ExportError, Sink, report_batches
+from fastprod.spark._worker import ExportError, report_batches
 from fastprod.spark.report import ExportReport, PartitionReport, TaskReport
 
 if TYPE_CHECKING:
@@ -36,7 +36,9 @@ def write(
     """Writes a DataFrame to Kafka and waits until every record is acknowledged.
 
     Columns are those of Spark's own Kafka sink: `value` (string or binary, required), `key`, `topic`, `partition`,
-    `headers`, and in addition `timestamp`. Others are ignored. `topic` beats the column of that name.
+    `headers`, and in addition `timestamp`. Others are ignored. `topic` beats the column of that name. A column `topic`
+    that may hold nulls is looked through before anything is sent, which reads it twice; `coalesce(topic, '...')`
+    cannot be null and saves that.
 
     A task fails when a record of it fails, and Spark then retries it as usual: records of the failed attempt that Kafka
     has taken stay there, so a job with retried tasks delivers at least once.
@@ -44,9 +46,11 @@ def write(
     With exactly_once="task" each Spark partition is one Kafka transaction with a marker in it, named by `job_id`
     and the partition's number. However often a task, or the whole job with the same `job_id`, runs again, readers
     with isolation.level=read_committed see the partition's records once. The guarantee is per partition, not for the
-    job as a whole: readers may see some partitions before others. It holds if the DataFrame has the same partitions
-    with the same rows each time, a task takes less than transaction.timeout.ms (15 minutes unless set), and the job
-    runs again within the brokers' offsets.retention.minutes (7 days unless set), after which markers are forgotten.
+    job as a whole: readers may see some partitions before others. It holds if
+
+    - the DataFrame has the same partitions with the same rows each time,
+    - a task takes less than transaction.timeout.ms (15 minutes unless set),
+    - the job runs again within the brokers' offsets.retention.minutes (7 days unless set): markers are then forgotten.
 
     Args:
         df: the rows to write.
@@ -56,40 +60,53 @@ def write(
         job_id: the name of this export for exactly_once; a job that is submitted again keeps it.
 
     Raises:
-        ValueError, TypeError: a column is missing or of the wrong type; nothing was sent.
+        ValueError, TypeError: a column is missing, of the wrong type or a topic null; nothing was sent.
     """
-    sink = plan(df.schema, topic, config, exactly_once, job_id)
-    if sink.job is not None and df.sparkSession.conf.get("spark.speculation", "false") == "true":
+    sink = _plan.plan(df.schema, topic, config, exactly_once, job_id)
+    if sink.job is not None and str(df.sparkSession.conf.get("spark.speculation", "false")).lower() == "true":
         raise ValueError(
             "exactly_once does not go with spark.speculation: two attempts at a task would fence each other"
         )
+    start = time.monotonic()
+    if topic is None and df.schema["topic"].nullable:
+        missing = df.where("topic IS NULL").count()
+        if missing:
+            raise ValueError(
+                f"column 'topic' is null in {missing:,} rows; fill it, or give topic=..., which beats it. "
+                "Nothing was sent"
+            )
 
     def run(batches: Iterable[Any]) -> Iterator[Any]:
         return report_batches(sink, batches)
 
-    start = time.monotonic()
-    rows = df.select(*used_columns(df.schema, topic)).mapInArrow(run, "report string").collect()
+    rows = df.select(*_plan.used_columns(df.schema, topic)).mapInArrow(run, "report string").collect()
     return ExportReport.of((TaskReport.from_json(row.report) for row in rows), time.monotonic() - start)
 
 
 def partition_writer(
-    config: Mapping[str, Any], topic: str | None = None, *, chunk: int = CHUNK
+    config: Mapping[str, Any],
+    topic: str | None = None,
+    *,
+    chunk: int = CHUNK,
+    exactly_once: str | None = None,
+    job_id: str | None = None,
 ) -> Callable[[Iterable[Any]], Iterator[TaskReport]]:
     """A function for `rdd.mapPartitions` that writes the rows of a partition and yields one TaskReport.
 
         reports = rdd.mapPartitions(partition_writer({"bootstrap.servers": "kafka:9092"}, "orders")).collect()
 
-    A row is bytes or str (the value), a (key, value) tuple, or a dict or Row with the fields that `write` knows as
-    columns. `ExportReport.of(reports, seconds)` adds the reports up.
+    A row is bytes or str (the value), a (key, value) tuple, or a dict, Row or named tuple with the fields that `write`
+    knows as columns. `ExportReport.of(reports)` adds the reports up.
 
     Args:
         config: of the producer, as for fastprod.Producer.
         topic: where to, unless the rows have a field `topic`.
         chunk: rows handed over at once.
+        exactly_once, job_id: as for `write`. Leave spark.speculation off.
     """
     if chunk < 1:
         raise ValueError(f"chunk is a number of rows from 1 on, not {chunk}")
-    sink = Sink(dict(config), topic)
+    sink = _plan.sink(topic, config, exactly_once, job_id)
 
     def writer(rows: Iterable[Any]) -> Iterator[TaskReport]:
         return write_rows(sink, rows, chunk)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fastprod.producer import Producer
+from fastprod.spark._once import with_transactions
 from fastprod.spark._worker import Sink
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
-__all__ = ["plan", "used_columns"]
+__all__ = ["COLUMNS", "plan", "sink", "used_columns"]
 
 JOB_ID = re.compile(r"[A-Za-z0-9._-]{1,200}")
 COLUMNS = ("key", "value", "topic", "partition", "headers", "timestamp")
@@ -29,23 +31,51 @@ def plan(
     config: Mapping[str, Any] | None,
     exactly_once: str | None = None,
     job_id: str | None = None,
+    *,
+    stream: bool = False,
 ) -> Sink:
-    """What the executors need to know, checked."""
+    """What the executors need to know to write a DataFrame, checked."""
     _check_columns(schema, topic)
+    return sink(topic, config, exactly_once, job_id, stream=stream)
+
+
+def sink(
+    topic: str | None,
+    config: Mapping[str, Any] | None,
+    exactly_once: str | None = None,
+    job_id: str | None = None,
+    *,
+    stream: bool = False,
+) -> Sink:
+    """The same without columns."""
     settings = dict(config or {})
     if not settings.get("bootstrap.servers") and not settings.get("metadata.broker.list"):
         raise ValueError('the config has no "bootstrap.servers"; give config={"bootstrap.servers": "host:9092", ...}')
-    Producer(settings).close()  # says here what the executors would say later: unknown options, wrong values
-    return Sink(settings, topic, _job(exactly_once, job_id, settings))
+    if topic is not None and (not isinstance(topic, str) or not topic):
+        raise ValueError(f"topic is a name, not {topic!r}")
+    job = _job(exactly_once, job_id, settings, stream)
+    _try(settings if job is None else with_transactions(settings, "fastprod.check"))
+    return Sink(settings, topic, job)
 
 
-def _job(exactly_once: str | None, job_id: str | None, config: Mapping[str, Any]) -> str | None:
+def _try(config: Mapping[str, Any]) -> None:
+    """Says here what the executors would say later: unknown options, wrong values.
+
+    Files that are only on the executors are their affair.
+    """
+    absent = {name for name, value in config.items() if name.endswith(".location") and not os.path.exists(str(value))}
+    Producer({name: value for name, value in config.items() if name not in absent}).close()
+
+
+def _job(exactly_once: str | None, job_id: str | None, config: Mapping[str, Any], stream: bool) -> str | None:
     if exactly_once is None:
         if job_id is not None:
             raise ValueError(f'job_id={job_id!r} has no effect without exactly_once="task"')
         return None
     if exactly_once != "task":
         raise ValueError(f'exactly_once is "task" or None, not {exactly_once!r}')
+    if stream and job_id is None:
+        job_id = "stream"  # Spark tells a query from all others
     if not job_id or not JOB_ID.fullmatch(job_id):
         raise ValueError(
             f'exactly_once="task" needs job_id=..., not {job_id!r}: 1 to 200 letters, digits, ".", "_" or "-" that '

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 from fastprod.spark._plan import COLUMNS
@@ -11,71 +13,126 @@ from fastprod.spark._worker import ExportError, Sink, Task, in_task
 
 __all__ = ["write_rows"]
 
-Fields = tuple[Any, ...]  # in the order of COLUMNS
+Columns = dict[str, Sequence[Any]]  # those of COLUMNS that the rows have
+
+TEXT = (bytes, str, bytearray, memoryview)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MS = timedelta(milliseconds=1)
 
 
 def write_rows(sink: Sink, rows: Iterable[Any], chunk: int) -> Iterator[Any]:
     """Writes one partition of an RDD and yields its TaskReport."""
-
-    def send(task: Task) -> None:
-        source = iter(rows)
-        while part := list(islice(source, chunk)):
-            for topic, columns in _by_topic(part, sink.topic).items():
-                key, value, _, partition, headers, timestamp = columns
-                size = sum(len(cell) for column in (key, value) for cell in column if cell is not None)
-                receipt = task.producer.produce_many(
-                    topic,
-                    value,
-                    _none_if_empty(key),
-                    _none_if_empty(partition),
-                    _none_if_empty(headers),
-                    _none_if_empty(timestamp),
-                )
-                task.took(receipt, size)
-
-    yield in_task(sink, send)
+    source = iter(rows)
+    yield in_task(sink, iter(lambda: list(islice(source, chunk)), []), _hand_over)
 
 
-def _none_if_empty(column: list[Any]) -> list[Any] | None:
-    """A column that no row fills need not be looked at."""
-    return column if any(cell is not None for cell in column) else None
+def _hand_over(task: Task, rows: list[Any]) -> None:
+    columns = _columns(rows)
+    for name in ("value", "key"):
+        _check_text(rows, columns, name)
+    for name in ("partition", "headers", "timestamp"):
+        if all(cell is None for cell in columns.get(name, ())):
+            columns.pop(name, None)  # a column that no row fills need not be looked at
+    _check_timestamps(columns)
+    if "headers" in columns:
+        # A tuple as the first element would pass for headers that are the same for all records.
+        columns["headers"] = [list(cell) if isinstance(cell, tuple) else cell for cell in columns["headers"]]
+    for topic, part in _by_topic(rows, columns, task.topic):
+        get = part.get
+        receipt = task.producer.produce_many(
+            topic, get("value"), get("key"), get("partition"), get("headers"), get("timestamp")
+        )
+        task.took(receipt, len(part["value"]), sum(_size(part.get(name, ())) for name in ("key", "value")))
 
 
-def _by_topic(rows: Iterable[Any], topic: str | None) -> dict[str, list[list[Any]]]:
-    found: dict[str, list[list[Any]]] = {}
-    for row in rows:
-        fields = _fields(row)
-        target = topic if topic is not None else fields[2]
-        if target is None:
-            raise ExportError(
-                f"no topic for row {_shown(row)}; fill its field 'topic', or give topic=..., which beats it"
-            )
-        columns = found.get(target)
-        if columns is None:
-            columns = found[target] = [[] for _ in COLUMNS]
-        for column, cell in zip(columns, fields, strict=True):
-            column.append(cell)
+def _columns(rows: list[Any]) -> Columns:
+    """Rows of one shape are turned around as a whole, a mixture one by one."""
+    kinds = set(map(type, rows))
+    if all(issubclass(kind, TEXT) for kind in kinds):
+        return {"value": rows}
+    if all(issubclass(kind, (tuple, list)) for kind in kinds):
+        shapes = {(_names(row), len(row)) for row in rows}
+        if len(shapes) == 1:
+            names = _names(rows[0]) or (("key", "value") if len(rows[0]) == 2 else ())
+            if "value" in names:
+                return {name: list(map(itemgetter(names.index(name)), rows)) for name in COLUMNS if name in names}
+    fields = [_fields(row) for row in rows]
+    filled = {name for one in fields for name in one}
+    return {name: [one.get(name) for one in fields] for name in COLUMNS if name in filled}
+
+
+def _names(row: Any) -> tuple[str, ...]:
+    """The fields of a pyspark.sql.Row or a named tuple."""
+    return tuple(getattr(row, "__fields__", None) or getattr(row, "_fields", None) or ())
+
+
+def _fields(row: Any) -> Mapping[str, Any]:
+    """A row as a dict."""
+    if isinstance(row, TEXT):
+        return {"value": row}
+    found: Mapping[str, Any] | None = None
+    if isinstance(row, Mapping):
+        found = row
+    elif names := _names(row):
+        found = dict(zip(names, row, strict=False))
+    elif isinstance(row, (tuple, list)) and len(row) == 2:
+        found = {"key": row[0], "value": row[1]}
+    if found is None:
+        raise ExportError(
+            f"cannot write {_shown(row)}: a row is bytes or str (the value), a (key, value) tuple, or a dict, Row or "
+            f"named tuple with the fields {', '.join(COLUMNS)}"
+        )
+    if "value" not in found:
+        raise ExportError(f"row {_shown(row)} has no field 'value'; the fields that count are {', '.join(COLUMNS)}")
     return found
 
 
-def _fields(row: Any) -> Fields:
-    if isinstance(row, (bytes, str, bytearray, memoryview)):
-        return (None, row, None, None, None, None)
-    get: Callable[[str], Any] | None = None
-    if isinstance(row, Mapping):
-        get = row.get
-    elif hasattr(row, "__fields__"):  # pyspark.sql.Row
-        get = row.asDict().get
-    if get is not None:
-        fields = tuple(get(name) for name in COLUMNS)
-        if fields[1] is None and "value" not in (row if isinstance(row, Mapping) else row.__fields__):
-            raise ExportError(f"row {_shown(row)} has no field 'value'; the fields that count are {', '.join(COLUMNS)}")
-        return fields
-    if isinstance(row, (tuple, list)) and len(row) == 2:
-        return (row[0], row[1], None, None, None, None)
-    raise ExportError(
-        f"cannot write {_shown(row)}: a row is bytes or str (the value), a (key, value) tuple, or a dict or Row with "
-        f"the fields {', '.join(COLUMNS)}"
+def _check_text(rows: list[Any], columns: Columns, name: str) -> None:
+    if all(issubclass(kind, (*TEXT, type(None))) for kind in set(map(type, columns.get(name, ())))):
+        return
+    for row, cell in zip(rows, columns[name], strict=True):
+        if cell is not None and not isinstance(cell, TEXT):
+            raise ExportError(f"field {name!r} must be bytes or str, not {type(cell).__name__}, in row {_shown(row)}")
+
+
+def _check_timestamps(columns: Columns) -> None:
+    """Rows of a DataFrame have datetimes, in local time unless they say otherwise."""
+    if any(isinstance(cell, datetime) for cell in columns.get("timestamp", ())):
+        columns["timestamp"] = [
+            (cell.astimezone(UTC) - EPOCH) // MS if isinstance(cell, datetime) else cell
+            for cell in columns["timestamp"]
+        ]
+
+
+def _by_topic(rows: list[Any], columns: Columns, topic: str | None) -> Iterator[tuple[str, Columns]]:
+    """Topics, and what goes there."""
+    named = columns.pop("topic", ())
+    if topic is not None:
+        yield topic, columns
+        return
+    for row, name in zip(rows, named or [None] * len(rows), strict=True):
+        if not isinstance(name, str):
+            raise ExportError(
+                f"no topic for row {_shown(row)}; fill its field 'topic' with a name, or give topic=..., which beats it"
+            )
+    for name in dict.fromkeys(named):
+        mine = [index for index, other in enumerate(named) if other == name]
+        if len(mine) == len(rows):
+            yield name, columns
+        else:
+            yield name, {field: [column[index] for index in mine] for field, column in columns.items()}
+
+
+def _size(column: Sequence[Any]) -> int:
+    """Bytes of the cells."""
+    return sum(
+        len(cell)
+        if isinstance(cell, (bytes, bytearray)) or (isinstance(cell, str) and cell.isascii())
+        else cell.nbytes
+        if isinstance(cell, memoryview)
+        else len(cell.encode())
+        for cell in column
+        if cell is not None
     )
 
 

@@ -1,7 +1,7 @@
 """Executor side: one producer per Python worker, and the task that feeds it.
 
-    Arrow batches of a Spark partition
-        -> Task.send()      produce_arrow, back-pressured by buffer.memory, never waiting for acknowledgements
+    parts of a Spark partition: Arrow batches, or chunks of rows
+        -> Task.took()      counts what was handed over; buffer.memory holds it back, nobody waits for acknowledgements
         -> Task.finish()    waits for all of them once, at the end; any failure fails the task
         -> TaskReport       one small row for the driver
 
@@ -11,17 +11,20 @@ before it returns, or its producer is purged and thrown away.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
-from collections import deque
+import uuid
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from fastprod.producer import Producer
-from fastprod.spark._once import Once
+from fastprod.spark._once import Once, end, is_fenced
 from fastprod.spark.report import PartitionReport, TaskReport, Topics, merge_topics
 
 if TYPE_CHECKING:
@@ -30,6 +33,11 @@ if TYPE_CHECKING:
 __all__ = ["ExportError", "Sink", "Task", "in_task", "report_batches", "write_batches"]
 
 SHOWN = 5  # errors in a message
+LOOK = 16  # of the oldest receipts that are looked at for failures, each time something is handed over
+LOOK_S = 0.5  # and how often while waiting for acknowledgements
+KEPT = 4  # producers that a worker keeps for later tasks
+
+Part = TypeVar("Part")
 
 
 class ExportError(RuntimeError):
@@ -44,130 +52,173 @@ class Sink:
     topic: str | None
     job: str | None = None
     """Set for exactly once: the name that a resubmitted job keeps."""
+    batch: int | None = None
+    """For exactly once in a stream: the number of the batch."""
+    key: str = field(default="", repr=False)
+    """The same for configurations whose producers may stand in for each other."""
+
+    def __post_init__(self) -> None:
+        if not self.key:
+            object.__setattr__(self, "key", _identity(self.config))
 
 
-_producers: dict[tuple[int, str], Producer] = {}  # by process and configuration; a fork starts with none of its own
+def _identity(config: Mapping[str, Any]) -> str:
+    """Equal for equal settings. Objects among them are copied to each task, so only their origin can be compared."""
+    if all(isinstance(value, (str, int, float, bool, type(None))) for value in config.values()):
+        return hashlib.sha256(repr(sorted(config.items())).encode()).hexdigest()
+    return uuid.uuid4().hex
 
 
-def _identity(config: Mapping[str, Any]) -> tuple[int, str]:
-    return os.getpid(), repr(sorted((name, str(value)) for name, value in config.items()))
+_producers: dict[tuple[int, str], Producer] = {}  # by process (a fork starts with none) and Sink.key, last used last
 
 
-def borrow(config: Mapping[str, Any]) -> Producer:
+def borrow(sink: Sink) -> Producer:
     """This worker's producer for a configuration, new or from an earlier task."""
-    key = _identity(config)
-    producer = _producers.get(key)
-    if producer is None:
-        producer = _producers[key] = Producer(dict(config))
+    pid = os.getpid()
+    # A producer that waits for the next task need not complain when brokers close its connections.
+    producer = _producers.pop((pid, sink.key), None) or Producer({"log.connection.close": False, **sink.config})
+    _producers[pid, sink.key] = producer
+    mine = [key for key in _producers if key[0] == pid]
+    for key in mine[:-KEPT]:
+        end(_producers.pop(key))
     return producer
 
 
-def discard(config: Mapping[str, Any]) -> None:
+def discard(sink: Sink) -> None:
     """Gives up what the producer still holds, so that nothing of a failed task is sent later, and ends it."""
-    producer = _producers.pop(_identity(config), None)
+    producer = _producers.pop((os.getpid(), sink.key), None)
     if producer is not None:
-        producer.purge()
-        producer.close()
+        end(producer)
 
 
 class Task:
     """One attempt to write one Spark partition."""
 
-    def __init__(self, producer: Producer, topic: str | None, number: int = 0, attempt: int = 0) -> None:
+    def __init__(self, producer: Producer, topic: str | None, report: TaskReport) -> None:
         self.producer = producer
         self.topic = topic
-        self.report = TaskReport(number, attempt)
+        self.report = report
+        self._rows = 0  # handed over
         self._open: deque[Any] = deque()  # receipts without all outcomes, oldest first
-        self._start = time.monotonic()
 
-    def send(self, batch: pa.RecordBatch) -> None:
-        """Hands over a batch. Raises ExportError if a record of an earlier one has failed meanwhile."""
-        check_topics(batch, self.topic)
-        self.took(self.producer.produce_arrow(batch, self.topic), payload_bytes(batch))
-
-    def took(self, receipt: Any, size: int) -> None:
-        """Counts what was handed over."""
+    def took(self, receipt: Any, rows: int, size: int) -> None:
+        """Counts what was handed over. Raises ExportError if a record has failed meanwhile."""
         self.report.bytes += size
+        self._rows += rows
         self._open.append(receipt)
-        while self._open and (self._open[0].done or self._open[0].failed):
+        if receipt.failed or any(one.failed for one in islice(self._open, LOOK)):
+            raise self._failure()
+        while self._open and self._open[0].done:
             self._close(self._open.popleft())
 
     def finish(self) -> TaskReport:
-        """Waits for every outcome."""
+        """Waits for every outcome, or the first failure."""
         while self._open:
-            receipt = self._open.popleft()
-            receipt.wait()
-            self._close(receipt)
-        self.report.seconds = time.monotonic() - self._start
+            if self._open[0].wait(LOOK_S):
+                self._close(self._open.popleft())
+            elif any(one.failed for one in self._open):
+                raise self._failure()
+        self.report.failed = self._rows - self.report.records
+        if self.report.failed:
+            raise self._failure()
+        self.report.end()
         return self.report
 
     def _close(self, receipt: Any) -> None:
         if receipt.failed:
-            raise self._failure([receipt, *self._open])
+            self._open.appendleft(receipt)
+            raise self._failure()
         self.report.records += receipt.acknowledged
         topics: Topics = {}
         for (topic, partition), extent in receipt.extents.items():
             topics.setdefault(topic, {})[partition] = PartitionReport(extent.records, extent.first, extent.last)
         merge_topics(self.report.topics, topics)
 
-    def _failure(self, receipts: Iterable[Any]) -> ExportError:
-        found = [failure for receipt in receipts if receipt.failed for failure in receipt.errors]
-        shown = "; ".join(
-            failure.error.str() if isinstance(failure.error, KafkaError) else str(failure.error)
-            for failure in found[:SHOWN]
-        )
-        more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    def _failure(self) -> ExportError:
+        failures = (failure for receipt in self._open if receipt.failed for failure in receipt.errors)
+        found = Counter(_words(failure.error) for failure in failures)
+        shown = [f"{words} ({count:,} times)" if count > 1 else words for words, count in found.most_common(SHOWN)]
+        if len(found) > SHOWN:
+            shown.append(f"{len(found) - SHOWN} other errors")
         return ExportError(
-            f"{len(found)} of the records of Spark partition {self.report.task} (attempt {self.report.attempt}) were "
-            f"not acknowledged, {self.report.records} were before the first of them; errors: {shown}{more}"
+            f"{found.total():,} of the records of Spark partition {self.report.task} (attempt {self.report.attempt}) "
+            f"failed; of {self._rows:,} handed over so far, {self.report.records:,} are known to be acknowledged. "
+            f"Errors: {'; '.join(shown) or 'none told'}"
         )
 
 
-def in_task(sink: Sink, send: Callable[[Task], None]) -> TaskReport:
-    """Lets `send` write a Spark partition, inside its task, and waits for the outcome."""
+def _words(error: KafkaError | Exception) -> str:
+    known = error.args[0] if isinstance(error, KafkaException) else error
+    return str(known.str() if isinstance(known, KafkaError) else known)
+
+
+def in_task(sink: Sink, parts: Iterable[Part], hand_over: Callable[[Task, Part], None]) -> TaskReport:
+    """Writes the parts of a Spark partition, inside its task, and waits for the outcome."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
     number, attempt = (context.partitionId(), context.attemptNumber()) if context is not None else (0, 0)
-    if sink.job is not None:
-        return _once(sink, sink.job, send, number, attempt)
-    task = Task(borrow(sink.config), sink.topic, number, attempt)
-    try:
-        send(task)
-        return task.finish()
-    except BaseException:
-        discard(sink.config)
-        raise
+    report = TaskReport(number, attempt, started=time.time())
+    source = iter(parts)
+    for first in source:  # an empty partition needs no producer
+        parts = chain([first], source)
+        if sink.job is not None:
+            return _once(sink, sink.job, parts, hand_over, report)
+        try:
+            return _write(borrow(sink), sink, parts, hand_over, report)
+        except BaseException:
+            discard(sink)
+            raise
+    return report
 
 
-def _once(sink: Sink, job: str, send: Callable[[Task], None], number: int, attempt: int) -> TaskReport:
+def _write(
+    producer: Producer,
+    sink: Sink,
+    parts: Iterable[Part],
+    hand_over: Callable[[Task, Part], None],
+    report: TaskReport,
+) -> TaskReport:
+    task = Task(producer, sink.topic, report)
+    for part in parts:
+        hand_over(task, part)
+    return task.finish()
+
+
+def _once(
+    sink: Sink, job: str, parts: Iterable[Part], hand_over: Callable[[Task, Part], None], report: TaskReport
+) -> TaskReport:
     """The same in a transaction, unless an earlier attempt has committed it."""
-    output = Once(job, number)
+    output = Once(job, report.task, sink.batch)
     producer = output.producer(sink.config)
     try:
-        report = output.committed(sink.config)
-        if report is not None:
-            return report
-        producer.begin_transaction()
-        task = Task(producer, sink.topic, number, attempt)
-        send(task)
-        report = task.finish()
-        output.commit(producer, report, sink.config)
+        with output.group(sink.config) as group:
+            if not output.committed(group, sink.topic, report):
+                producer.begin_transaction()
+                _write(producer, sink, parts, hand_over, report)
+                output.commit(producer, group, report)
+        report.end()
         return report
+    except (ExportError, KafkaException):
+        if is_fenced(producer):
+            raise ExportError(
+                f"another attempt at Spark partition {report.task} of job {job!r} has taken over: either "
+                "spark.speculation is on, which exactly_once does not go with, or the same job runs twice at the same "
+                "time. Readers of committed data will see nothing of this attempt"
+            ) from None
+        raise
     finally:
-        producer.purge()  # what a failed attempt has not sent yet; its transaction ends with the next attempt
-        producer.close()
+        end(producer)  # which aborts the transaction of a failed attempt
 
 
 def write_batches(sink: Sink, batches: Iterable[pa.RecordBatch]) -> TaskReport:
     """Writes a Spark partition that comes as Arrow batches."""
 
-    def send(task: Task) -> None:
-        for batch in batches:
-            if batch.num_rows:
-                task.send(batch)
+    def hand_over(task: Task, batch: pa.RecordBatch) -> None:
+        check_topics(batch, sink.topic)
+        task.took(task.producer.produce_arrow(batch, sink.topic), batch.num_rows, payload_bytes(batch))
 
-    return in_task(sink, send)
+    return in_task(sink, (batch for batch in batches if batch.num_rows), hand_over)
 
 
 def report_batches(sink: Sink, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

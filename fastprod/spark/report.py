@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import json
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -54,12 +55,21 @@ class TaskReport:
     records: int = 0
     bytes: int = 0
     """Of keys and values."""
+    failed: int = 0
+    """Rows without acknowledgement. A task with any fails."""
     retries: int = 0
     """Requests to brokers that had to be repeated."""
+    started: float = 0.0
+    """Seconds since 1970, by the executor's clock."""
     seconds: float = 0.0
     skipped: bool = False
     """With exactly_once: an earlier attempt or job had committed this partition already."""
     topics: Topics = field(default_factory=dict)
+    """Empty for skipped tasks: the marker of the earlier attempt only tells records and bytes."""
+
+    def end(self) -> None:
+        """Takes the time."""
+        self.seconds = max(0.0, time.time() - self.started)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -86,21 +96,29 @@ class ExportReport:
     retries: int
     """Requests to brokers that had to be repeated."""
     seconds: float
-    """From the call of write() to its end."""
+    """From the call of write() to its end, or from the start of the first task to the end of the last."""
     topics: Mapping[str, Mapping[int, PartitionReport]]
-    """Records and offsets by topic and partition. Offsets span what was written, also by others in between."""
+    """Records and offsets by topic and partition, without those of skipped tasks.
+
+    Offsets span what was written, also by others in between.
+    """
     tasks: tuple[TaskReport, ...]
     """By the number of the Spark partition."""
 
     @classmethod
-    def of(cls, tasks: Iterable[TaskReport], seconds: float) -> Self:
+    def of(cls, tasks: Iterable[TaskReport], seconds: float | None = None) -> Self:
+        """The sum of what tasks have reported; without `seconds` their own clocks tell the time."""
         ordered = tuple(sorted(tasks, key=lambda task: task.task))
         topics: Topics = {}
         for task in ordered:
             merge_topics(topics, task.topics)
-        sums = [sum(getattr(task, name) for task in ordered) for name in ("records", "bytes", "retries")]
+        if seconds is None:
+            end = max((task.started + task.seconds for task in ordered), default=0.0)
+            seconds = end - min((task.started for task in ordered), default=0.0)
+        names = ("records", "bytes", "failed", "retries")
+        records, size, failed, retries = (sum(getattr(task, name) for task in ordered) for name in names)
         sorted_topics = {topic: dict(sorted(parts.items())) for topic, parts in sorted(topics.items())}
-        return cls(sums[0], sums[1], 0, sums[2], seconds, sorted_topics, ordered)
+        return cls(records, size, failed, retries, seconds, sorted_topics, ordered)
 
     @property
     def skipped(self) -> int:

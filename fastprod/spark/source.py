@@ -3,9 +3,15 @@
     (df.write.format("fastprod").mode("append")
        .option("kafka.bootstrap.servers", "kafka:9092").option("topic", "orders").save())
 
+`.mode("append")` is needed: Spark's default, "errorifexists", is refused by Spark itself, "overwrite" by us.
+
 Options are those of Spark's own Kafka sink: `kafka.*` go to the producer without the prefix, `topic` beats the column.
-Ours are `exactly.once` and `job.id` as in `fastprod.spark.write`, and `report`, a file for the report as JSON or HTML.
-Spark hands options over in lower case; every name here is lower case anyway.
+Ours are `exactly.once` and `job.id` as in `fastprod.spark.write`, and `report`, a file on the driver for the report as
+JSON or HTML; a stream writes it anew with each batch. Spark hands options over in lower case; every name here is
+lower case anyway.
+
+Writers are made and committed in Python processes of the driver that know nothing of the session. What `write` can
+look up there, such as spark.speculation, is out of reach; two attempts at a task then fence each other and say so.
 """
 
 from __future__ import annotations
@@ -13,7 +19,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark import TaskContext
@@ -58,7 +65,7 @@ class FastprodDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         if overwrite:
             raise ValueError('Kafka topics are only appended to: use .outputMode("append"), not "complete"')
-        return StreamWriter(*_parse(self.options, schema))
+        return StreamWriter(*_parse(self.options, schema, stream=True))
 
 
 @dataclass
@@ -80,12 +87,15 @@ class _Writer:
     def _write(self, sink: Sink, batches: Iterable[pa.RecordBatch]) -> Message:
         return Message(write_batches(sink, (batch.select(self.columns) for batch in batches)).to_json())
 
-    def _tell(self, messages: Sequence[Any], what: str, start: float) -> None:
+    def _tell(self, messages: Sequence[Any], what: str, seconds: float | None) -> None:
         tasks = [TaskReport.from_json(message.report) for message in messages if message is not None]
-        report = ExportReport.of(tasks, time.time() - start)
-        log.warning("%s: %s", what, report.summary())
+        report = ExportReport.of(tasks, seconds)
+        log.warning("%s: %s", what, report.summary())  # nobody sees less than a warning unless logging is set up
         if self.report is not None:
-            report.save(self.report)
+            try:
+                report.save(self.report)
+            except OSError as problem:  # the records are written: too late to fail
+                log.error("fastprod: cannot save the report as %s: %s", self.report, problem.strerror or problem)
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
@@ -95,7 +105,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         return self._write(self.sink, iterator)
 
     def commit(self, messages: Sequence[Any]) -> None:
-        self._tell(messages, "fastprod has written", self.start)
+        self._tell(messages, "fastprod has written", time.time() - self.start)
 
     def abort(self, messages: Sequence[Any]) -> None:
         done = [TaskReport.from_json(message.report).records for message in messages if message is not None]
@@ -108,23 +118,30 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[Any]) -> Message:
         sink = self.sink
         if sink.job is not None:
-            context = TaskContext.get()
-            batch = context.getLocalProperty("streaming.sql.batchId") if context is not None else None
-            if batch is None:
-                raise RuntimeError(
-                    "Spark does not tell the number of the batch, without which exactly.once cannot work"
-                )
-            sink = Sink(sink.config, sink.topic, f"{sink.job}.{batch}")
+            # A query keeps its id, and the numbers of its batches, as long as it keeps its checkpoint.
+            query, batch = _local("sql.streaming.queryId"), _local("streaming.sql.batchId")
+            sink = replace(sink, job=f"{sink.job}.{query}", batch=int(batch))
         return self._write(sink, iterator)
 
     def commit(self, messages: Sequence[Any], batchId: int) -> None:
-        self._tell(messages, f"fastprod has written batch {batchId}", time.time())
+        self._tell(messages, f"fastprod has written batch {batchId}", None)
 
     def abort(self, messages: Sequence[Any], batchId: int) -> None:
         log.error("fastprod: batch %d failed and will be written again when the query is restarted", batchId)
 
 
-def _parse(options: MutableMapping[str, str], schema: StructType) -> tuple[Sink, list[str], str | None]:
+def _local(name: str) -> str:
+    """A property that Spark sets for the tasks of a query."""
+    context = TaskContext.get()
+    found = context.getLocalProperty(name) if context is not None else None
+    if not found:
+        raise RuntimeError(f"Spark does not tell {name}, without which exactly.once cannot work in a stream")
+    return found
+
+
+def _parse(
+    options: MutableMapping[str, str], schema: StructType, *, stream: bool = False
+) -> tuple[Sink, list[str], str | None]:
     given = {name.lower(): value for name, value in options.items()}
     config = {name.removeprefix(PREFIX): value for name, value in given.items() if name.startswith(PREFIX)}
     unknown = [name for name in given if not name.startswith(PREFIX) and name not in OWN and name not in SPARKS]
@@ -132,8 +149,11 @@ def _parse(options: MutableMapping[str, str], schema: StructType) -> tuple[Sink,
         raise ValueError(
             f"unknown options {', '.join(map(repr, unknown))}: there are {', '.join(OWN)}, and kafka.* for the producer"
         )
-    if "bootstrap.servers" not in config:
+    if "bootstrap.servers" not in config and "metadata.broker.list" not in config:
         raise ValueError('option "kafka.bootstrap.servers" is missing: .option("kafka.bootstrap.servers", "host:9092")')
     topic = given.get("topic")
-    sink = plan(schema, topic, config, given.get("exactly.once"), given.get("job.id"))
-    return sink, used_columns(schema, topic), given.get("report")
+    report = given.get("report")
+    if report is not None and not Path(report).absolute().parent.is_dir():
+        raise ValueError(f'option "report" is {report!r}, but there is no such folder on the driver')
+    sink = plan(schema, topic, config, given.get("exactly.once"), given.get("job.id"), stream=stream)
+    return sink, used_columns(schema, topic), report

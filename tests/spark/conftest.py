@@ -5,12 +5,15 @@ import os
 import re
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka import IsolationLevel, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from fastprod.testing import MockClusterProcess
+from fastprod.testing import Audit, KafkaCluster, MockClusterProcess, audit
 
 _numbers = itertools.count()
 
@@ -39,6 +42,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "4")
         .config("spark.driver.memory", "1g")
+        .config("spark.eventLog.enabled", "true")
+        .config("spark.eventLog.compress", "false")
+        .config("spark.eventLog.dir", tmp_path_factory.mktemp("events").as_uri())
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
         .getOrCreate()
     )
@@ -51,6 +57,21 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
 def mock() -> Iterator[MockClusterProcess]:
     with MockClusterProcess(3) as cluster:
         yield cluster
+
+
+def settled(cluster: KafkaCluster, topic: str, rows: int) -> Audit:
+    """What readers of committed data find once no transaction is open: Kafka answers a commit a moment before that."""
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0})
+    places = {TopicPartition(topic, number): OffsetSpec.latest() for number in cluster.watermarks(topic)}
+
+    def ends(level: IsolationLevel) -> list[int]:
+        return [end.result(30).offset for end in admin.list_offsets(places, isolation_level=level).values()]
+
+    deadline = time.monotonic() + 60
+    while ends(IsolationLevel.READ_COMMITTED) != ends(IsolationLevel.READ_UNCOMMITTED):
+        assert time.monotonic() < deadline, "a transaction is still open"
+        time.sleep(0.02)
+    return audit(cluster.bootstrap_servers, topic, rows, order="none")
 
 
 @pytest.fixture

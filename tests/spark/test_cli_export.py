@@ -29,52 +29,100 @@ def test_the_demo_counts_what_it_wrote(tmp_path) -> None:
     assert sum(part["records"] for part in report["topics"]["orders"].values()) == 20000
 
 
-def test_columns_become_keys_values_headers_and_timestamps(spark, mock, topic, tmp_path) -> None:
+@pytest.fixture
+def export(spark, monkeypatch, tmp_path):
+    """Runs the command in this process, with the session that runs already: starting one each time takes too long."""
+    monkeypatch.setattr("fastprod.cli.export.session", lambda master, name: contextlib.nullcontext(spark))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str, exit_code: int = 0):
+        done = CliRunner().invoke(main, ["export", *arguments])
+        assert done.exit_code == exit_code, done.output
+        return done.output.replace(f"{tmp_path}/", "")
+
+    return run
+
+
+def test_columns_become_keys_values_headers_and_timestamps(export, mock, topic, tmp_path) -> None:
     mock.create_topic(topic, 2)
-    path = tmp_path / "in.csv"
-    path.write_text("id,name,when\n1,a,2020-01-01 00:00:00\n2,b,2020-01-02 00:00:00\n")
-    run = ["export", str(path), "-t", topic, "-b", mock.bootstrap_servers, "--master", "local[1]"]
-    done = fastprod(*run, "--key", "id", "--value", "name", "--headers", "name,id", "--timestamp", "when")
-    assert done.returncode == 0, done.stderr
+    (tmp_path / "in.csv").write_text("id,full.name,when\n007,a,2020-01-01 00:00:00\n1.50,b,2020-01-02 00:00:00\n")
+    run = [str(tmp_path / "in.csv"), "-t", topic, "-b", mock.bootstrap_servers]
+    export(*run, "--key", "id", "--value", "full.name", "--headers", "full.name,id", "--timestamp", "when")
     found = sorted((record.key(), record.value(), tuple(record.headers())) for record in mock.records(topic))
-    assert found == [
-        (b"1", b"a", (("name", b"a"), ("id", b"1"))),
-        (b"2", b"b", (("name", b"b"), ("id", b"2"))),
+    assert found == [  # text as it is in the file, though "007" would make a number
+        (b"007", b"a", (("full.name", b"a"), ("id", b"007"))),
+        (b"1.50", b"b", (("full.name", b"b"), ("id", b"1.50"))),
     ]
     assert all(record.timestamp()[1] > 1_577_000_000_000 for record in mock.records(topic))
-    done = fastprod(*run, "--value-format", "json")
-    assert done.returncode == 0, done.stderr
+    export(*run, "--value-format", "json")
     rows = [json.loads(record.value()) for record in mock.records(topic) if record.value().startswith(b"{")]
-    assert sorted(row["name"] for row in rows) == ["a", "b"]
+    assert sorted((row["id"], row["full.name"]) for row in rows) == [(1.5, "b"), (7.0, "a")]
+
+
+@pytest.mark.parametrize(
+    ("form", "how"),
+    [("parquet", "folder"), ("parquet", "pattern"), ("orc", "file"), ("json", "folder"), ("csv", "file")],
+)
+def test_every_format_and_kind_of_path(spark, export, topic, tmp_path, form, how) -> None:
+    path = tmp_path / f"out.{form}"
+    spark.range(0, 50, 1, 1).selectExpr("cast(id AS string) AS name", "id").write.format(form).save(
+        str(path), **({"header": "true"} if form == "csv" else {})
+    )
+    if how == "file":
+        (source,) = (str(found) for found in path.glob(f"part-*.{form}"))
+    else:
+        source = f"file://{path}" if how == "folder" else f"{path}/*.{form}"
+    output = export(source, "-t", topic, "--key", "name", "--report", "report.html")  # to mock brokers, which count
+    assert "50 records" in output
+    assert topic in (tmp_path / "report.html").read_text()
+
+
+def test_nested_columns_become_json(spark, export, mock, topic, tmp_path) -> None:
+    mock.create_topic(topic, 1)
+    spark.sql("SELECT struct(1 AS a, 'x' AS b) AS s").write.parquet(str(tmp_path / "in.parquet"))
+    export(
+        str(tmp_path / "in.parquet"), "-t", topic, "-X", f"bootstrap.servers={mock.bootstrap_servers}", "--value", "s"
+    )
+    assert [record.value() for record in mock.records(topic)] == [b'{"a":1,"b":"x"}']
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["nowhere.parquet", "-t", "t"], "nowhere.parquet does not exist"),
+        (["file:/nowhere.parquet", "-t", "t"], "file:/nowhere.parquet does not exist"),
+        (["*.orc", "-t", "t"], "cannot read *.orc as orc"),
         (["data.bin", "-t", "t"], "give --format"),
         (["folder", "-t", "t"], "holds no data"),
         (["data.csv", "-t", "t", "--key", "nokey"], "--key names 'nokey', but the columns are id, name"),
         (["data.csv", "-t", "t", "-X", "nonsense=1"], "nonsense"),
+        (["data.csv", "-t", "t", "-X", "linger.ms=soon"], 'property "linger.ms"'),
         (["data.csv", "-t", "t", "--value", "id", "--value-format", "json"], "exclude each other"),
         (["data.csv"], "--topic"),
+        (["data.csv", "-t", "t", "--report", "report.txt"], "must end in .json or .html"),
+        (["data.csv", "-t", "t", "--report", "nowhere/report.json"], "cannot be written"),
         (["empty.csv", "-t", "t"], "holds no rows"),
+        (["header.csv", "-t", "t"], "holds no rows"),
+        (["empty.json", "-t", "t"], "holds no rows"),
         (["data.csv", "-t", "t", "--format", "parquet"], "cannot read data.csv as parquet"),
+        (["bad.json", "-t", "t"], "cannot read bad.json as json"),
+        (["ragged.csv", "-t", "t"], "ragged.csv"),
     ],
 )
-def test_mistakes_are_told_in_a_line(spark, monkeypatch, tmp_path, arguments, message) -> None:
-    # With the session that runs already: starting one for each mistake would take minutes.
-    monkeypatch.setattr("fastprod.cli.export.session", lambda master, name: contextlib.nullcontext(spark))
-    monkeypatch.chdir(tmp_path)
+def test_mistakes_are_told_in_a_line(export, tmp_path, arguments, message) -> None:
     (tmp_path / "data.csv").write_text("id,name\n1,a\n")
     (tmp_path / "data.bin").write_bytes(b"?")
     (tmp_path / "empty.csv").write_text("")
+    (tmp_path / "empty.json").write_text("")
+    (tmp_path / "header.csv").write_text("id,name\n")
+    (tmp_path / "bad.json").write_text('{"a": 1}\n{"a": \n')
+    (tmp_path / "ragged.csv").write_text("id,name\n1,a\n2\n")
     (tmp_path / "folder").mkdir()
-    paths = [str(tmp_path / arguments[0]), *arguments[1:]]
-    done = CliRunner().invoke(main, ["export", *paths])
-    assert done.exit_code == 2, done.output
-    assert message in done.output.replace(f"{tmp_path}/", "")
-    assert len(done.output.strip().splitlines()) <= 4  # click's usage errors have a hint above
+    path = arguments[0] if ":" in arguments[0] else str(tmp_path / arguments[0])
+    output = export(path, *arguments[1:], exit_code=2)
+    assert message in output
+    assert len(output.strip().splitlines()) <= 4  # click's usage errors have a hint above
+    assert "JVM stacktrace" not in output
 
 
 @pytest.mark.usefixtures("spark")

@@ -6,6 +6,9 @@ import time
 import pytest
 
 import fastprod.spark
+from fastprod.spark._worker import Sink
+from fastprod.spark.report import TaskReport
+from fastprod.spark.source import BatchWriter, Message, StreamWriter
 
 
 @pytest.fixture
@@ -47,6 +50,7 @@ def test_a_batch_with_a_report(registered, mock, topic, tmp_path) -> None:
         ({"kafka.bootstrap.servers": "x:1", "topic": "t", "tpoic": "t"}, "unknown options 'tpoic'"),
         ({"kafka.bootstrap.servers": "x:1", "topic": "t", "kafka.nonsense": "1"}, "nonsense"),
         ({"kafka.bootstrap.servers": "x:1", "topic": "t", "exactly.once": "task"}, "job_id"),
+        ({"kafka.bootstrap.servers": "x:1", "topic": "t", "report": "no/such/folder/r.json"}, "no such folder"),
     ],
 )
 def test_wrong_options_are_named(registered, options, message) -> None:
@@ -60,30 +64,54 @@ def test_overwrite_is_refused(registered, mock, topic) -> None:
         writer.option("kafka.bootstrap.servers", mock.bootstrap_servers).option("topic", topic).save()
 
 
-def test_a_stream_goes_on_from_its_checkpoint_without_a_gap(registered, mock, topic, tmp_path) -> None:
-    mock.create_topic(topic, 3)
+def test_append_is_needed(registered, mock, topic) -> None:
+    """Spark says so itself, before it asks us."""
+    writer = registered.range(1).selectExpr("'v' AS value").write.format("fastprod")
+    with pytest.raises(Exception, match='use either the "Append"'):
+        writer.option("kafka.bootstrap.servers", mock.bootstrap_servers).option("topic", topic).save()
 
-    def run(seconds: float) -> None:
-        query = (
+
+def test_a_report_that_cannot_be_saved_does_not_fail_a_job_that_has_written(mock, topic, tmp_path, caplog) -> None:
+    task = TaskReport(0, records=7, started=100.0, seconds=2.0)
+    writer = BatchWriter(Sink({"bootstrap.servers": "x:1"}, topic), ["value"], str(tmp_path / "gone" / "report.json"))
+    writer.commit([Message(task.to_json()), None])
+    assert "7 records" in caplog.text
+    assert "cannot save the report" in caplog.text
+
+
+def test_the_report_of_a_streams_batch_tells_how_long_it_took(tmp_path) -> None:
+    tasks = [TaskReport(0, records=1, started=100.0, seconds=2.0), TaskReport(1, records=1, started=101.0, seconds=3.0)]
+    writer = StreamWriter(Sink({"bootstrap.servers": "x:1"}, "t"), ["value"], str(tmp_path / "report.json"))
+    writer.commit([Message(task.to_json()) for task in tasks], 5)
+    assert json.loads((tmp_path / "report.json").read_text())["seconds"] == 4.0
+
+
+def test_a_stream_goes_on_from_its_checkpoint_without_a_gap(registered, kafka_cluster, topic, tmp_path) -> None:
+    kafka_cluster.create_topic(topic, 3)
+
+    def run(*, last: bool = False) -> set[int]:
+        """Writes some batches and stops within one, or what is there and ends; the numbers in the topic."""
+        writer = (
             registered.readStream.format("rate")
             .option("rowsPerSecond", 1000)
             .load()
             .selectExpr("cast(value AS string) AS value")
             .writeStream.format("fastprod")
-            .option("kafka.bootstrap.servers", mock.bootstrap_servers)
+            .option("kafka.bootstrap.servers", kafka_cluster.bootstrap_servers)
             .option("topic", topic)
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .start()
         )
-        before = sum(end for _, end in mock.watermarks(topic).values())
-        deadline = time.monotonic() + 60
-        while sum(end for _, end in mock.watermarks(topic).values()) < before + 1000 * seconds:
+        query = (writer.trigger(availableNow=True) if last else writer).start()
+        deadline = time.monotonic() + 120
+        # Two of them, because the first may be a repeated one.
+        while query.isActive if last else sum(batch["numInputRows"] > 0 for batch in query.recentProgress) < 2:
             assert query.exception() is None
             assert time.monotonic() < deadline
-            time.sleep(0.2)
+            time.sleep(0.1)
         query.stop()
+        assert query.exception() is None
+        return {int(record.value()) for record in kafka_cluster.records(topic)}
 
-    run(2)
-    run(2)
-    numbers = {int(record.value()) for record in mock.records(topic)}
-    assert numbers == set(range(max(numbers) + 1))
+    first, second, all_of_them = run(), run(), run(last=True)
+    assert len(first) < len(second) < len(all_of_them)
+    assert all_of_them == set(range(max(all_of_them) + 1))

@@ -2,11 +2,19 @@
 
 import json
 import os
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlparse
 
+import pyarrow as pa
 import pytest
+from pyspark.sql import Row
 
 import fastprod.spark
-from fastprod.spark import ExportReport, partition_writer, write
+from fastprod.spark import ExportReport, _worker, partition_writer, write
+from fastprod.testing import audit
 
 
 def config(cluster) -> dict:
@@ -73,10 +81,10 @@ def test_a_topic_is_needed(spark, mock) -> None:
         write(spark.range(1).selectExpr("'v' AS value", "id AS topic"), config=config(mock))
 
 
-def test_a_null_topic_fails_the_task_and_names_the_column(spark, mock, topic) -> None:
+def test_a_null_topic_is_named_before_anything_is_sent(spark, mock, topic) -> None:
     mock.create_topic(topic)
-    df = spark.range(10).selectExpr("'v' AS value", f"if(id = 7, null, '{topic}') AS topic").coalesce(1)
-    with pytest.raises(Exception, match="column 'topic' is null in 1 of 10 rows"):
+    df = spark.range(50_000).selectExpr("'v' AS value", f"if(id = 49999, null, '{topic}') AS topic").coalesce(1)
+    with pytest.raises(ValueError, match="column 'topic' is null in 1 rows"):
         write(df, config=config(mock))
     assert mock.records(topic) == []
 
@@ -118,6 +126,79 @@ def test_a_worker_keeps_its_producer_between_tasks(spark, mock, topic) -> None:
     assert 1 <= sum(request.api == "InitProducerId" for request in requests) <= 4
 
 
+class ByLength:
+    """A partitioner of the user's: an object, of which each task gets a copy."""
+
+    def partition(self, topic, key, value, partitions, available) -> int:
+        return len(value) % partitions
+
+
+def test_a_worker_keeps_its_producer_though_the_config_has_objects(spark, mock, topic) -> None:
+    mock.create_topic(topic, 2)
+    df = spark.range(1000).selectExpr("cast(id AS string) AS value").repartition(20)
+    with mock.track_requests() as requests:
+        assert write(df, topic, {**config(mock), "partitioner": ByLength()}).records == 1000
+    assert 1 <= sum(request.api == "InitProducerId" for request in requests) <= 4
+
+
+def test_a_worker_keeps_a_few_producers_only(mock, topic) -> None:
+    mock.create_topic(topic)
+    batch = pa.record_batch({"value": [b"v"]})
+    sinks = [_worker.Sink({**config(mock), "client.id": f"{topic}-{n}"}, topic) for n in range(_worker.KEPT + 3)]
+    for sink in sinks:
+        assert _worker.write_batches(sink, [batch]).records == 1
+    kept = [producer for (pid, _), producer in _worker._producers.items() if pid == os.getpid()]
+    assert len(kept) == _worker.KEPT
+    assert _worker.borrow(sinks[-1]) is kept[-1]
+    for sink in sinks:
+        _worker.discard(sink)
+    assert os.getpid() not in {pid for pid, _ in _worker._producers}
+
+
+def warm_sink(mock, topic) -> _worker.Sink:
+    """Of a worker whose producer knows that the topic has one partition."""
+    mock.create_topic(topic, 1)
+    sink = _worker.Sink({**config(mock), "client.id": topic}, topic)
+    assert _worker.write_batches(sink, [pa.record_batch({"value": [b"v"]})]).records == 1
+    return sink
+
+
+def test_a_failure_ends_the_task_before_its_rows_do(mock, topic) -> None:
+    sink = warm_sink(mock, topic)
+    taken = 0
+
+    def batches():
+        nonlocal taken
+        for _ in range(1000):
+            taken += 1
+            yield pa.record_batch(
+                {"value": [b"v", b"v"], "partition": pa.array([0, 5 if taken == 3 else 0], pa.int32())}
+            )
+
+    with pytest.raises(fastprod.spark.ExportError, match=r"1 of the records .* of 6 handed over"):
+        _worker.write_batches(sink, batches())
+    assert taken == 3
+
+
+def test_errors_are_counted(mock, topic) -> None:
+    sink = warm_sink(mock, topic)
+    batch = pa.record_batch({"value": [b"v"] * 100, "partition": pa.array([3] * 60 + [4] * 40, pa.int32())})
+    with pytest.raises(
+        fastprod.spark.ExportError,
+        match=r"100 of the records .*: topic '.*not 3 \(60 times\); topic '.*not 4 \(40 times\)",
+    ):
+        _worker.write_batches(sink, [batch])
+
+
+def test_a_thousand_partitions(spark, kafka_cluster, topic) -> None:
+    kafka_cluster.create_topic(topic, 4)
+    df = spark.range(0, 20_000, 1, 1000).selectExpr("cast(id AS string) AS value")
+    report = write(df, topic, config(kafka_cluster))
+    assert (report.records, len(report.tasks), {task.records for task in report.tasks}) == (20_000, 1000, {20})
+    found = audit(kafka_cluster.bootstrap_servers, topic, 20_000, order="none")
+    assert found.clean, str(found)
+
+
 def test_the_report_in_all_its_forms(spark, mock, topic, tmp_path) -> None:
     mock.create_topic(topic, 3)
     report = write(spark.range(900).selectExpr("'v' AS value", "cast(id % 3 AS int) AS partition"), topic, config(mock))
@@ -150,30 +231,112 @@ def test_partition_writer_takes_rows_of_every_shape(spark, mock, topic, shape) -
     assert sorted(int(record.value()) for record in mock.records(topic)) == list(range(5000))
 
 
+class Order(NamedTuple):
+    """Its fields count by name, not by place."""
+
+    value: str
+    key: str
+
+
+def test_partition_writer_takes_a_mixture_of_rows(spark, mock, topic) -> None:
+    mock.create_topic(topic, 1)
+    rows = [
+        b"bytes",
+        "täxt",
+        bytearray(b"array"),
+        (None, b"pair"),
+        ["k", "list"],
+        Order("named", "k"),
+        Row(value="row", key=None, timestamp=datetime(2020, 1, 1, tzinfo=UTC), headers=[Row(key="h", value=b"1")]),
+        {"value": None, "key": b"tombstone", "headers": (("h", b"2"),), "timestamp": 1_600_000_000_000},
+    ]
+    (report,) = spark.sparkContext.parallelize(rows, 1).mapPartitions(partition_writer(config(mock), topic)).collect()
+    found = [(record.key(), record.value(), record.headers()) for record in mock.records(topic)]
+    assert found == [
+        (None, b"bytes", None),
+        (None, "täxt".encode(), None),
+        (None, b"array", None),
+        (None, b"pair", None),
+        (b"k", b"list", None),
+        (b"k", b"named", None),
+        (None, b"row", [("h", b"1")]),
+        (b"tombstone", None, [("h", b"2")]),
+    ]
+    assert [record.timestamp()[1] for record in mock.records(topic)][-2:] == [1_577_836_800_000, 1_600_000_000_000]
+    assert report.bytes == sum(len(part) for key, value, _ in found for part in (key, value) if part is not None)
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
         (17, "cannot write 17"),
         ((1, 2, 3), "cannot write"),
         ({"key": b"k"}, "no field 'value'"),
-        ({"value": 17}, "17|int"),
+        (Row(key=b"k", val=b"v"), "no field 'value'"),
+        ({"value": 17}, "field 'value' must be bytes or str, not int, in row {'value': 17}"),
+        ((17, b"v"), "field 'key' must be bytes or str, not int"),
     ],
 )
 def test_partition_writer_names_a_wrong_row(spark, mock, topic, row, message) -> None:
     mock.create_topic(topic)
-    rdd = spark.sparkContext.parallelize([row], 1)
+    rdd = spark.sparkContext.parallelize([b"fine", row], 1)
     with pytest.raises(Exception, match=message):
         rdd.mapPartitions(partition_writer(config(mock), topic)).collect()
+    assert mock.records(topic) == []
 
 
-def test_secrets_stay_out_of_plans_and_reports(spark, mock, topic) -> None:
+@pytest.mark.parametrize("name", [None, 17])
+def test_partition_writer_needs_a_topic(spark, mock, name) -> None:
+    rdd = spark.sparkContext.parallelize([{"value": b"v", "topic": name}], 1)
+    with pytest.raises(Exception, match="no topic for row"):
+        rdd.mapPartitions(partition_writer(config(mock))).collect()
+
+
+def test_partition_writer_names_a_wrong_config_on_the_driver() -> None:
+    with pytest.raises(ValueError, match=r"bootstrap\.servers"):
+        partition_writer({}, "t")
+    with pytest.raises(Exception, match=r"no\.such\.option"):
+        partition_writer({"bootstrap.servers": "x:1", "no.such.option": "1"}, "t")
+
+
+def test_files_that_only_executors_have_are_not_looked_for_on_the_driver(spark, topic) -> None:
+    df = spark.range(1).selectExpr("'v' AS value")
+    settings = {"bootstrap.servers": "x:1", "security.protocol": "ssl", "ssl.ca.location": "only-there.pem"}
+    assert fastprod.spark._plan.plan(df.schema, topic, settings).config == settings
+
+
+def test_secrets_stay_out_of_plans_logs_errors_and_reports(spark, mock, topic) -> None:
     mock.create_topic(topic)
-    settings = {**config(mock), "ssl.key.password": "hunter2-secret"}
+    names = ("sasl.password", "ssl.key.password", "sasl.oauthbearer.client.secret", "sasl.oauthbearer.config")
+    settings = {**config(mock), **{name: f"hunter2-{name}" for name in names}}
     df = spark.range(10).selectExpr("'v' AS value")
+    spark.sparkContext.setJobDescription(f"secrets of {topic}")
+    said = [repr(fastprod.spark._plan.plan(df.schema, topic, settings))]
     report = write(df, topic, settings)
-    assert "hunter2" not in f"{report} {report.to_dict()} {report._repr_html_()}"
-    sink = fastprod.spark._plan.plan(df.schema, topic, settings)
-    assert "hunter2" not in repr(sink)
+    said += [str(report), repr(report), report._repr_html_(), json.dumps(report.to_dict())]
+    said += map(repr, df.rdd.map(lambda row: row.value).mapPartitions(partition_writer(settings, topic)).collect())
+    fastprod.spark.register(spark)
+    options = {f"kafka.{name}": value for name, value in settings.items()}
+    df.write.format("fastprod").mode("append").options(topic=topic, **options).save()
+    with pytest.raises(Exception, match="not 77") as failure:
+        write(df.selectExpr("value", "77 AS partition"), topic, settings)
+    said.append(str(failure.value))
+    spark.sparkContext.setJobDescription(f"end of {topic}")
+    spark.range(1).collect()
+    deadline = time.monotonic() + 30
+    while f"end of {topic}" not in (log := event_log(spark)):  # which is written by a thread of its own
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    spark.sparkContext.setJobDescription(None)
+    assert f"secrets of {topic}" in log
+    assert "hunter2" not in log
+    assert "hunter2" not in "".join(said)
+
+
+def event_log(spark) -> str:
+    """What Spark would show in its UI afterwards."""
+    folder = Path(urlparse(spark.conf.get("spark.eventLog.dir")).path)
+    return "".join(path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file())
 
 
 def test_nothing_is_imported_for_those_who_do_not_use_spark() -> None:

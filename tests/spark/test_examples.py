@@ -1,0 +1,49 @@
+"""The examples, as a user runs them."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+pytestmark = pytest.mark.usefixtures("spark")  # for its check of Java; each example has a Spark of its own
+
+
+def run(name: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments], capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_the_bulk_export(tmp_path) -> None:
+    output = run("spark_bulk_export.py", "--rows", "20000", "--report", str(tmp_path / "report.html"))
+    assert "20,000 orders read, 20,000 acknowledged, 20,000 by partition" in output
+    assert "orders" in (tmp_path / "report.html").read_text()
+
+
+def test_the_log_through_map_partitions() -> None:
+    output = run("spark_map_partitions.py", "--lines", "20000")
+    assert output.startswith("20,000 records")
+    assert re.search(r"^alerts \[0\]", output, re.MULTILINE)
+
+
+def test_the_stream_that_is_stopped_and_restarted(kafka_cluster, topic) -> None:
+    kafka_cluster.create_topic(topic, 3)
+    output = run(
+        "spark_streaming.py", "-b", kafka_cluster.bootstrap_servers, "-t", topic, "--seconds", "2", "--exactly-once"
+    )
+    assert "read back: 0 clicks are missing, 0 are there twice" in output
+
+
+@pytest.mark.usefixtures("kafka_available")
+def test_the_cluster_whose_workers_are_killed() -> None:
+    """Executors in processes of their own; a Python worker and an executor get SIGKILL in the middle of a task."""
+    output = run("spark_kill_workers.py", "--rows", "40000")
+    assert len(re.findall("Python worker .* killed", output)) == len(re.findall("executor .* killed", output)) == 2
+    assert output.count("read back: 40,000 rows, 0 lost, 0 doubled") >= 2
+    assert output.endswith("as promised\n")
