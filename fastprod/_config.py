@@ -178,7 +178,10 @@ def split(config: Mapping[str, Any], plugin: str) -> tuple[Settings, dict[str, A
     elif isinstance(partitioner, str):
         settings.policy = "librdkafka"
         conf["partitioner"] = partitioner  # a name of librdkafka's, or one that it will refuse by name
-    elif isinstance(partitioner, PartialRoundRobin):
+    elif isinstance(partitioner, type) and issubclass(partitioner, PartialRoundRobin):
+        raise _fail("partitioner", partitioner, f"is a class: give an object, {partitioner.__name__}(...)")
+    # A class of the user's with a choice of its own is asked; only ours runs in C.
+    elif isinstance(partitioner, PartialRoundRobin) and type(partitioner).partition is PartialRoundRobin.partition:
         settings.policy = "partial"
         settings.partial_limit = partitioner.limit
         settings.partial_seed = secrets.randbits(64) if partitioner.seed is None else partitioner.seed

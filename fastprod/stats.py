@@ -220,6 +220,8 @@ class TopicStats(_Totals):
     """By the producer's name and the partition's number; only what was used."""
     waiting: int = 0
     """Records whose partition is not decided: metadata is missing, or librdkafka's partitioner has them."""
+    lost: int = 0
+    """Records that failed before their partition was decided: errors of the topic, of no partition."""
 
     @property
     def partitions(self) -> dict[int, PartitionStats]:
@@ -238,7 +240,9 @@ class TopicStats(_Totals):
     @property
     def total(self) -> PartitionStats:  # type: ignore[override]
         """Over everything; zeros where nothing was used."""
-        return _sum(self.cells.values())
+        total = _sum(self.cells.values())
+        total.errors += self.lost
+        return total
 
     def _by(self, key: Callable[[tuple[str, int]], Any]) -> dict[Any, list[PartitionStats]]:
         groups: dict[Any, list[PartitionStats]] = {}
@@ -257,7 +261,8 @@ class TopicStats(_Totals):
         for one in found:
             for cell, part in one.cells.items():
                 cells[cell] = cells[cell] + part if cell in cells else part
-        return cls(names[0] if names else "", cells, sum(one.waiting for one in found))
+        waiting, lost = sum(one.waiting for one in found), sum(one.lost for one in found)
+        return cls(names[0] if names else "", cells, waiting, lost)
 
     def since(self, earlier: TopicStats | None, seconds: float) -> TopicStats:
         """What has happened between two looks, `seconds` apart, with the partitions that were used in between."""
@@ -265,13 +270,14 @@ class TopicStats(_Totals):
         nothing = PartitionStats()
         cells = {cell: part.since(before.get(cell, nothing), seconds) for cell, part in self.cells.items()}
         used = {cell: part for cell, part in cells.items() if part.records or part.errors or part.queue_records}
-        return TopicStats(self.name, used, self.waiting)
+        return TopicStats(self.name, used, self.waiting, self.lost - (0 if earlier is None else earlier.lost))
 
     def to_dict(self) -> dict[str, Any]:
         """As plain dicts, lists and numbers, ready for JSON; `from_dict` makes it again."""
         return {
             "name": self.name,
             "waiting": self.waiting,
+            "lost": self.lost,
             "cells": [
                 {"producer": producer, "partition": partition, **part.to_dict()}
                 for (producer, partition), part in sorted(self.cells.items())
@@ -286,7 +292,7 @@ class TopicStats(_Totals):
             figures = dict(cell)
             place = (figures.pop("producer"), figures.pop("partition"))
             cells[place] = PartitionStats.from_dict(figures)
-        return cls(known["name"], cells, known["waiting"])
+        return cls(known["name"], cells, known["waiting"], known["lost"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,7 +371,11 @@ def _sent_again(statistics: str | None) -> Iterator[tuple[str, int, int]]:
     """(topic, partition, records transmitted and no longer on their way), by librdkafka's statistics."""
     if statistics is None:
         return
-    for topic, known in json.loads(statistics).get("topics", {}).items():
+    try:
+        told = json.loads(statistics)
+    except ValueError:  # librdkafka does not escape a client.id with quotes in it
+        return
+    for topic, known in told.get("topics", {}).items():
         for number, part in known.get("partitions", {}).items():
             if part.get("txmsgs"):
                 yield topic, int(number), part["txmsgs"] - part.get("msgs_inflight", 0)
@@ -373,22 +383,23 @@ def _sent_again(statistics: str | None) -> Iterator[tuple[str, int, int]]:
 
 def read(runtime: Runtime, name: str) -> ProducerStats:
     """The figures of a producer at this moment."""
-    found, brokers, statistics = runtime.snapshot()
+    found, brokers, statistics, moved = runtime.snapshot()
     sent = {(topic, number): records for topic, number, records in _sent_again(statistics)}
     repeated = {number: figures[4] for number, figures in brokers.items()}
     leaders: dict[int, list[tuple[str, int]]] = {}
-    for topic, (_, lanes) in found.items():
+    for topic, (_, _, lanes) in found.items():
         for number, figures in lanes.items():
             leaders.setdefault(figures[7], []).append((topic, number))
     queued: dict[int, list[int]] = {}
     topics: dict[str, TopicStats] = {}
-    for topic, (waiting, lanes) in found.items():
+    for topic, (waiting, lost, lanes) in found.items():
         cells = {}
         for number, figures in lanes.items():
             records, size, failed, queue, queue_bytes, weight, age, leader, settled, retries, buckets, sum_us = figures
             if any(repeated.values()):  # else librdkafka's statistics were taken while a report was on its way
                 retries = max(retries, sent.get((topic, number), 0) - settled)
-            if len(leaders[leader]) == 1:  # then every repeated request was this partition's, with a record at least
+            # Then every repeated request was this partition's, with a record at least.
+            if len(leaders[leader]) == 1 and not moved:
                 retries = max(retries, repeated.get(leader, 0))
             runtime.note_retries(topic, number, retries)
             age = max(age, 1e-3)
@@ -407,7 +418,7 @@ def read(runtime: Runtime, name: str) -> ProducerStats:
             held = queued.setdefault(leader, [0, 0])
             held[0] += queue
             held[1] += queue_bytes
-        topics[topic] = TopicStats(topic, cells, waiting)
+        topics[topic] = TopicStats(topic, cells, waiting, lost)
     total = _sum(topic.total for topic in topics.values())
     total.retries = max(total.retries, sum(repeated.values()))
     total.queue_records = runtime.records

@@ -272,6 +272,7 @@ ctypedef struct accumulator_t:
     int32_t first_error       # why the first of them did
     int64_t records           # accepted, outcome open
     int64_t lanes_opened
+    bint leaders_moved        # some partition has lost the leader that it had
     int64_t failing_opens     # tests: so many lanes cannot be opened
     random_t random
 

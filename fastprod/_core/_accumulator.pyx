@@ -229,6 +229,8 @@ cdef int topic_update(accumulator_t* acc, topic_t* topic, int32_t partitions, co
             return -1
     topic.brokers = 0
     for i in range(partitions):
+        if i < topic.partitions and 0 <= topic.leaders[i] != leaders[i]:
+            acc.leaders_moved = True
         topic.leaders[i] = leaders[i]
         if leaders[i] >= 0:
             topic.available[n] = i
@@ -1106,6 +1108,7 @@ cdef int route_undecided(accumulator_t* acc, topic_t* topic, int32_t* wanted) no
                     more.partition = record.partition  # for the callback
                 slot.state = ERR_UNKNOWN_PARTITION
                 chunk.failed += 1
+                lane.failed_records += 1  # no record of this lane is in flight: nobody else counts
                 if chunk.rich and more.clock_us:
                     more.clock_us = fp_now_us() - more.clock_us
         _count_new_chunks(acc, chunk.epoch, acc.live_chunks - before)

@@ -292,6 +292,8 @@ cdef class PartialRoundRobin:
         cdef _State state
         cdef int32_t chosen = -1, tries
         cdef bytes name
+        if partitions < 1:
+            raise ValueError(f"partitions must be at least 1, not {partitions}")
         if key is not None:
             name = key if isinstance(key, bytes) else bytes(key)
             return partition_of_hash(murmur2_bytes(name, len(name)), partitions)
@@ -300,6 +302,8 @@ cdef class PartialRoundRobin:
             state = self.states[topic] = _State()
             name = topic.encode()
             state.c.random = partial_seed(secrets.randbits(64) if self.seed is None else self.seed, name, len(name))
+        if partitions < state.c.known:  # deleted and made anew: the draw is, too
+            partial_free(&state.c)
         if partial_grow(&state.c, self.limit, partitions) < 0:
             raise MemoryError()
         for tries in range(state.c.count):

@@ -68,6 +68,7 @@ from fastprod._core._platform cimport (
     pthread_mutex_lock,
     pthread_mutex_unlock,
     pthread_t,
+    sched_yield,
 )
 from fastprod._core._rdkafka cimport *
 from fastprod._core._rdkafka cimport api as rdkafka
@@ -285,6 +286,7 @@ cdef void count_repeated(client_t* client, bint open) noexcept nogil:
     while fp_load64(&client.draining):
         if fp_now_us() > until:
             return
+        sched_yield()  # to the thread that is waited for
     fp_spin_lock(&client.brokers_lock)
     broker = client.brokers
     while broker != NULL:

@@ -89,6 +89,7 @@ cdef extern from * nogil:
     int pthread_cond_broadcast(pthread_cond_t*)
     int pthread_cond_wait(pthread_cond_t*, pthread_mutex_t*)
     int pthread_cond_destroy(pthread_cond_t*)
+    int sched_yield()
     int pthread_atfork(void (*)() noexcept nogil, void (*)() noexcept nogil, void (*)() noexcept nogil)
     int64_t fp_now_us()
     int64_t fp_wall_ms()

@@ -1315,7 +1315,7 @@ cdef class Runtime:
         return self.client.acc.lanes_opened
 
     def snapshot(self):
-        """Everything that fastprod.stats needs, as plain values: (topics, brokers, librdkafka's own)."""
+        """What fastprod.stats needs, as plain values: (topics, brokers, librdkafka's own, whether leaders moved)."""
         cdef client_t* client = self.client
         cdef broker_t* broker
         cdef broker_t copy
@@ -1346,9 +1346,12 @@ cdef class Runtime:
         for name in list(self.topics):
             if self.topics[name] is not None:
                 topic = <topic_t*><size_t>self.topics[name]
-                topics[name] = (
-                    queued_records(topic.undecided) + queued_records(topic.unassigned), self.lanes_of(topic)
-                )
+                # Read before the lanes: what librdkafka's partitioner has placed is counted there as well.
+                lost = fp_load64(&topic.undecided.failed_records) + fp_load64(&topic.unassigned.failed_records)
+                lanes = self.lanes_of(topic)
+                if client.acc.policy == POLICY_LIBRDKAFKA:
+                    lost = max(0, lost - sum([figures[2] for figures in lanes.values()]))
+                topics[name] = (queued_records(topic.undecided) + queued_records(topic.unassigned), lost, lanes)
         pthread_mutex_lock(&client.acc.lock)
         if client.statistics != NULL:
             text = strdup(client.statistics)
@@ -1357,7 +1360,7 @@ cdef class Runtime:
             told = None if text == NULL else text.decode(errors="replace")
         finally:
             free(text)
-        return topics, brokers, told
+        return topics, brokers, told, bool(client.acc.leaders_moved)
 
     cdef dict lanes_of(self, topic_t* topic):
         """Figures of the opened lanes by partition."""

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from reference import murmur2
 
-from fastprod import Producer
+from fastprod import ConfigError, Producer
 from fastprod._core._accumulator import Accumulator
 from fastprod.partitioning import PartialRoundRobin, Partitioner, SinglePartition
 from fastprod.stats import TopicStats
@@ -62,6 +62,38 @@ def test_it_is_a_partitioner() -> None:
     assert isinstance(PartialRoundRobin(3), Partitioner)
     assert repr(PartialRoundRobin(3, seed=1)) == "PartialRoundRobin(limit=3, seed=1)"
     assert repr(SinglePartition()) == "SinglePartition(seed=None)"
+
+
+@pytest.mark.parametrize("key", [None, b"k"])
+@pytest.mark.parametrize("partitions", [0, -1])
+def test_without_partitions_there_is_no_choice(key: bytes | None, partitions: int) -> None:
+    with pytest.raises(ValueError, match=f"partitions must be at least 1, not {partitions}"):
+        PartialRoundRobin(2).partition(TOPIC, key, None, partitions, [])
+
+
+def test_the_router_never_names_a_partition_that_is_gone() -> None:
+    router = PartialRoundRobin(3, seed=1)
+    assert max(keyless(router, 100, 3)) >= 2
+    assert sorted(keyless(router, 2, 2)) == [0, 1]
+
+
+def test_a_class_is_not_a_partitioner() -> None:
+    with pytest.raises(ConfigError, match=r"give an object, SinglePartition\(\.\.\.\)"):
+        Producer({"bootstrap.servers": "127.0.0.1:1", "partitioner": SinglePartition})
+
+
+class Last(PartialRoundRobin):
+    """A choice of its own, so not the one that runs in C."""
+
+    def partition(self, topic, key, value, partitions, available) -> int:
+        return partitions - 1
+
+
+@pytest.mark.mock_cluster(brokers=1, topics={TOPIC: 10})
+def test_a_subclass_with_a_choice_of_its_own_is_asked(mock_cluster: MockCluster) -> None:
+    with producer(mock_cluster, Last(3, seed=1)) as one:
+        one.produce_many(TOPIC, [b"v"] * 20).wait()
+        assert list(one.stats().topics[TOPIC].partitions) == [9]
 
 
 @pytest.mark.parametrize("router", [PartialRoundRobin(3, seed=5), SinglePartition(seed=5)])

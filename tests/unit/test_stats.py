@@ -335,3 +335,86 @@ def test_looks_while_it_works_never_tell_of_retries_that_were_not() -> None:
         assert all(receipt.wait(60) for receipt in receipts)
         assert one.stats().records == 300_000
         assert len(list(itertools.chain(one.stats().topics[TOPIC].partitions))) == 12
+
+
+@pytest.mark.parametrize("partitioner", ["uniform", "consistent_random"])
+def test_records_that_never_found_a_partition_are_errors(partitioner: str) -> None:
+    one = Producer(
+        {
+            "bootstrap.servers": "127.0.0.1:1",
+            "log_level": 0,
+            "partitioner": partitioner,
+            "message.timeout.ms": 200,
+        }
+    )
+    for _ in range(7):
+        one.produce(TOPIC, b"v")
+    assert one.flush(30) == 0
+    stats = one.stats()
+    one.close()
+    assert (stats.errors, stats.records, stats.queue_records, stats.topics[TOPIC].waiting) == (7, 0, 0, 0)
+    assert TopicStats.merge(stats.topics[TOPIC], TopicStats(TOPIC, lost=2)).errors == 9
+    assert TopicStats.from_dict(json.loads(json.dumps(stats.topics[TOPIC].to_dict()))).errors == 7
+    assert stats.topics[TOPIC].since(stats.topics[TOPIC], 1.0).errors == 0
+
+
+def test_records_for_a_partition_that_metadata_does_not_know_are_errors() -> None:
+    with MockClusterProcess(1, topics={TOPIC: 2}) as cluster, producer(cluster) as one:
+        for number in (0, 5, 1, 6):  # before metadata: all are accepted
+            one.produce(TOPIC, b"v", partition=number)
+        one.flush()
+        stats = one.stats()
+        assert (stats.records, stats.errors, stats.queue_records) == (2, 2, 0)
+        assert stats.topics[TOPIC].lost == 2
+
+
+@pytest.mark.mock_cluster(brokers=1, topics={TOPIC: 4})
+def test_where_librdkafka_chooses_a_failed_record_is_one_error(mock_cluster: MockCluster) -> None:
+    with producer(mock_cluster, partitioner="consistent_random") as one:
+        one.produce(TOPIC, b"v", key=b"k")
+        one.flush()
+        mock_cluster.push_errors("Produce", "TOPIC_AUTHORIZATION_FAILED")
+        one.produce(TOPIC, b"v", key=b"k")
+        one.flush()
+        stats = one.stats()
+        assert (stats.records, stats.errors, stats.topics[TOPIC].lost) == (1, 1, 0)
+
+
+@pytest.mark.mock_cluster(brokers=1, topics={TOPIC: 1})
+def test_a_client_id_that_spoils_librdkafkas_statistics_spoils_no_others(mock_cluster: MockCluster) -> None:
+    told = []
+    with producer(
+        mock_cluster, stats_cb=told.append, **{"client.id": 'the "big" one', "statistics.interval.ms": 20}
+    ) as one:
+        one.produce(TOPIC, b"v")
+        one.flush()
+        deadline = time.monotonic() + 30
+        while not told and time.monotonic() < deadline:
+            one.poll(0.05)
+        with pytest.raises(json.JSONDecodeError):
+            json.loads(told[0])
+        assert one.stats().records == 1
+
+
+@pytest.mark.mock_cluster(brokers=2, topics={TOPIC: 2})
+def test_a_request_repeated_for_a_partition_that_left_is_not_blamed_on_the_one_that_stayed(
+    mock_cluster: MockCluster,
+) -> None:
+    for number in range(2):
+        mock_cluster.set_leader(TOPIC, number, 1)
+    with producer(mock_cluster, **{"topic.metadata.refresh.interval.ms": 50}) as one:
+        for number in range(2):
+            one.produce(TOPIC, b"v", partition=number)
+        one.flush()
+        mock_cluster.push_errors("Produce", "NOT_LEADER_FOR_PARTITION")
+        one.produce(TOPIC, b"v", partition=1)
+        one.flush()
+        mock_cluster.set_leader(TOPIC, 1, 2)
+        deadline = time.monotonic() + 30
+        while 2 not in one.stats().brokers or not one.stats().brokers[2].requests:
+            assert time.monotonic() < deadline
+            one.produce(TOPIC, b"v", partition=1)
+            one.flush()
+        stats = one.stats()
+        assert stats.brokers[1].repeated >= 1
+        assert stats.topics[TOPIC].partitions[0].retries == 0
