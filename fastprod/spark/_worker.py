@@ -98,6 +98,7 @@ class Task:
         self.producer = producer
         self.topic = topic
         self.report = report
+        self._before = producer.stats()
         self._rows = 0  # handed over
         self._open: deque[Any] = deque()  # receipts without all outcomes, oldest first
 
@@ -122,6 +123,12 @@ class Task:
         if self.report.failed:
             raise self._failure()
         self.report.end()
+        after = self.producer.stats()
+        self.report.retries = after.retries - self._before.retries
+        for name, topic in after.topics.items():
+            used = topic.since(self._before.topics.get(name), self.report.seconds)
+            if used.cells:
+                self.report.stats[name] = used
         return self.report
 
     def _close(self, receipt: Any) -> None:

@@ -6,13 +6,17 @@ configuration, so it can be stored and shown.
 
 from __future__ import annotations
 
+import base64
 import html
 import json
 import time
+import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
+
+from fastprod.stats import Latency, TopicStats
 
 __all__ = ["ExportReport", "PartitionReport", "TaskReport"]
 
@@ -58,7 +62,7 @@ class TaskReport:
     failed: int = 0
     """Rows without acknowledgement. A task with any fails."""
     retries: int = 0
-    """Requests to brokers that had to be repeated."""
+    """Records sent again, at least: a request that was repeated shortly before the end counts as one."""
     started: float = 0.0
     """Seconds since 1970, by the executor's clock."""
     seconds: float = 0.0
@@ -66,22 +70,31 @@ class TaskReport:
     """With exactly_once: an earlier attempt or job had committed this partition already."""
     topics: Topics = field(default_factory=dict)
     """Empty for skipped tasks: the marker of the earlier attempt only tells records and bytes."""
+    stats: dict[str, TopicStats] = field(default_factory=dict)
+    """By topic, what the worker's producer has done for this task."""
 
     def end(self) -> None:
         """Takes the time."""
         self.seconds = max(0.0, time.time() - self.started)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Without `stats`, whose sum is in the ExportReport."""
+        return {name: value for name, value in asdict(replace(self, stats={})).items() if name != "stats"}
+
     def to_json(self) -> str:
-        return json.dumps(asdict(self))
+        """On its way to the driver. Histograms of many partitions are long, and pack well."""
+        stats = json.dumps([topic.to_dict() for topic in self.stats.values()])
+        return json.dumps({**self.to_dict(), "stats": base64.b85encode(zlib.compress(stats.encode())).decode()})
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         known = json.loads(text)
+        stats = [TopicStats.from_dict(one) for one in json.loads(zlib.decompress(base64.b85decode(known.pop("stats"))))]
         topics = {
             topic: {int(number): PartitionReport(**part) for number, part in partitions.items()}
             for topic, partitions in known.pop("topics").items()
         }
-        return cls(**known, topics=topics)
+        return cls(**known, topics=topics, stats={one.name: one for one in stats})
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +107,7 @@ class ExportReport:
     failed: int
     """Records without acknowledgement. A task with any fails, so a finished export has none."""
     retries: int
-    """Requests to brokers that had to be repeated."""
+    """Records sent again, at least."""
     seconds: float
     """From the call of write() to its end, or from the start of the first task to the end of the last."""
     topics: Mapping[str, Mapping[int, PartitionReport]]
@@ -104,6 +117,8 @@ class ExportReport:
     """
     tasks: tuple[TaskReport, ...]
     """By the number of the Spark partition."""
+    stats: Mapping[str, TopicStats] = field(default_factory=dict)
+    """By topic: latencies, rates and errors by partition, and who wrote (`publishers`: the workers' producers)."""
 
     @classmethod
     def of(cls, tasks: Iterable[TaskReport], seconds: float | None = None) -> Self:
@@ -118,7 +133,15 @@ class ExportReport:
         names = ("records", "bytes", "failed", "retries")
         records, size, failed, retries = (sum(getattr(task, name) for task in ordered) for name in names)
         sorted_topics = {topic: dict(sorted(parts.items())) for topic, parts in sorted(topics.items())}
-        return cls(records, size, failed, retries, seconds, sorted_topics, ordered)
+        stats = {
+            topic: TopicStats.merge(task.stats[topic] for task in ordered if topic in task.stats)
+            for topic in sorted({topic for task in ordered for topic in task.stats})
+        }
+        for merged in stats.values():
+            for part in merged.cells.values():  # tasks of one worker run one after the other: their rates do not add
+                part.records_per_s = part.records / seconds if seconds else 0.0
+                part.bytes_per_s = part.bytes / seconds if seconds else 0.0
+        return cls(records, size, failed, retries, seconds, sorted_topics, ordered, stats)
 
     @property
     def skipped(self) -> int:
@@ -127,7 +150,16 @@ class ExportReport:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain dicts, lists and numbers, ready for JSON."""
-        return asdict(self)
+        bare = replace(self, tasks=(), stats={})
+        return asdict(bare) | {
+            "tasks": [task.to_dict() for task in self.tasks],
+            "stats": {name: topic.to_dict() for name, topic in self.stats.items()},
+        }
+
+    @property
+    def latency(self) -> Latency:
+        """From handing a record over to its acknowledgement, over all topics."""
+        return sum((topic.latency for topic in self.stats.values()), Latency())
 
     def save(self, path: str | Path) -> None:
         """Writes JSON, or a page to look at if the name ends in .html."""
@@ -145,6 +177,8 @@ class ExportReport:
             "seconds": f"{self.seconds:.1f}",
             "records/s": f"{rate:,.0f}",
             "tasks": f"{len(self.tasks):,}",
+            "ms median latency": f"{1e3 * self.latency.percentile(50):,.0f}",
+            "ms 99th percentile": f"{1e3 * self.latency.percentile(99):,.0f}",
         }
         if self.skipped:
             facts["tasks skipped, committed earlier"] = f"{self.skipped:,}"

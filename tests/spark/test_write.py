@@ -14,6 +14,7 @@ from pyspark.sql import Row
 
 import fastprod.spark
 from fastprod.spark import ExportReport, _worker, partition_writer, write
+from fastprod.stats import TopicStats
 from fastprod.testing import audit
 
 
@@ -342,3 +343,30 @@ def event_log(spark) -> str:
 def test_nothing_is_imported_for_those_who_do_not_use_spark() -> None:
     code = "import sys, fastprod; sys.exit('pyspark' in sys.modules)"
     assert os.spawnvp(os.P_WAIT, os.sys.executable, [os.sys.executable, "-c", code]) == 0
+
+
+def test_the_report_merges_what_the_workers_producers_tell(spark, mock, topic) -> None:
+    mock.create_topic(topic, 4)
+    rows = spark.range(0, 20_000, 1, 5).selectExpr("cast(id AS string) AS value")
+    report = write(rows, topic, {"bootstrap.servers": mock.bootstrap_servers})
+    stats = report.stats[topic]
+    assert {number: part.records for number, part in stats.partitions.items()} == {
+        number: part.records for number, part in report.topics[topic].items()
+    }
+    assert (stats.records, stats.bytes, stats.errors) == (20_000, report.bytes, 0)
+    assert 1 <= len(stats.publishers) <= len(report.tasks)
+    assert report.latency.count == 20_000
+    assert 0 < report.latency.percentile(50) <= report.latency.percentile(99)
+    assert stats.records_per_s == pytest.approx(20_000 / report.seconds)
+    assert TopicStats.from_dict(json.loads(json.dumps(report.to_dict()))["stats"][topic]) == stats
+
+
+def test_repeated_requests_are_in_the_report(spark, mock, topic) -> None:
+    mock.create_topic(topic, 1)
+    rows = spark.range(0, 100, 1, 1).selectExpr("cast(id AS string) AS value")
+    assert write(rows, topic, {"bootstrap.servers": mock.bootstrap_servers}).retries == 0
+    mock.push_errors("Produce", "NOT_LEADER_FOR_PARTITION", "NOT_LEADER_FOR_PARTITION")
+    report = write(rows, topic, {"bootstrap.servers": mock.bootstrap_servers})
+    mock.clear_errors("Produce")
+    assert report.retries >= 2
+    assert report.records == 100
