@@ -196,6 +196,8 @@ ctypedef struct topic_t:
     int64_t table_us          # when it was built
     int32_t strikes           # rebuilds in a row that found queues uneven
     bint uneven               # queues differ so much that the table decides
+    bint recurring            # and did so shortly before
+    int64_t even_us           # when they last stopped to, 0 = never
     # While they do not, the partition that has had the fewest bytes is next: a heap over `available`
     int32_t* heap             # owned
     int64_t* share            # owned: bytes per partition since the heap was made

@@ -737,11 +737,14 @@ cdef bint _has_settled_in(lane_t* lane, int64_t now) noexcept nogil:
 
 
 cdef inline void _average(topic_t* topic, int32_t partition, int64_t queue, int64_t elapsed) noexcept nogil:
-    """A partition's queue has been `queue` for some time. What sets queues apart counts at once, what evens them later."""
+    """A partition's queue has been `queue` for some time.
+
+    Where queues are uneven again and again, what sets them apart counts at once and what evens them later.
+    """
     cdef int64_t change = queue - topic.smooth[partition]
     cdef int64_t span = AVERAGE_US
     cdef int64_t step
-    if topic.uneven and (change < 0) == (topic.smooth[partition] > topic.mean_queue):
+    if topic.recurring and (change < 0) == (topic.smooth[partition] > topic.mean_queue):
         span = FADE_US
     step = change * min(elapsed, span) // span
     if step == 0 and change:  # or rounding would stop it half-way
@@ -754,11 +757,11 @@ cdef void _rebuild_table(accumulator_t* acc, topic_t* topic, int64_t now) noexce
 
     A snapshot of one queue is mostly noise: it shrinks by a whole wire batch at a time. So queues are averaged, over
     time and over the lanes of a broker, and the table decides only while one broker's are several times another's.
-    Equal brokers then share evenly to the byte, and a slow one is noticed within a tenth of a second. It is forgotten
-    more slowly: one that stops and goes (long collections, a CPU quota) empties its queue between two stalls, while those
-    of the others fill, and would be given its full share just before the next. And while the pool is full nobody looks;
-    by the time there is room again a stalled broker may have answered everything, so the queues count as they were
-    when it ran full.
+    Equal brokers then share evenly to the byte, and a slow one is noticed within a tenth of a second. A
+    second time it is forgotten more slowly: a broker that stops and goes (long collections, a CPU quota) empties its
+    queue between two stalls, while those of the others fill, and would be given its full share just before the next.
+    And while the pool is full nobody looks; by the time there is room again a stalled broker may have answered
+    everything, so the queues count as they were when it ran full.
     """
     cdef int32_t i, broker, partition, used = 0
     cdef int64_t queue, mean = 0, least = INT64_MAX, most = 0
@@ -825,9 +828,12 @@ cdef void _rebuild_table(accumulator_t* acc, topic_t* topic, int64_t now) noexce
     else:
         topic.strikes = 0
     if barred and used or topic.strikes >= STRIKES:
+        if not topic.uneven:
+            topic.recurring = topic.even_us and now - topic.even_us < FADE_US
         topic.uneven = load_table_build(&topic.table, topic.queues, used, everyone and not barred)
     elif topic.uneven:
-        topic.uneven = False
+        topic.uneven = topic.recurring = False
+        topic.even_us = now
         _resume_shares(acc, topic)
 
 
