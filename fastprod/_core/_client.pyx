@@ -205,7 +205,7 @@ cdef broker_t* _broker(client_t* client, int32_t number) noexcept nogil:
         if broker != NULL:
             broker.id = number
             broker.next = client.brokers
-            client.brokers = broker
+            fp_store_ptr(<void**>&client.brokers, broker)  # stats() walks the list without the lock
     return broker
 
 

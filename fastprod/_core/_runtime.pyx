@@ -53,6 +53,7 @@ from fastprod._core._accumulator cimport (
     footprint,
     headers_t,
     lane_t,
+    lanes_t,
     leave_queue,
     pool_has_room,
     queued_bytes,
@@ -108,6 +109,7 @@ from fastprod._core._platform cimport (
     fp_cond_init,
     fp_cond_wait_until,
     fp_load64,
+    fp_load_ptr,
     fp_now_us,
     fp_spin_lock,
     fp_spin_unlock,
@@ -1302,12 +1304,12 @@ cdef class Runtime:
     @property
     def records(self):
         """Records accepted whose outcome is open."""
-        return self.client.acc.records
+        return fp_load64(&self.client.acc.records)
 
     @property
     def memory(self):
         """Bytes of buffer.memory in use."""
-        return self.client.acc.used
+        return fp_load64(&self.client.acc.used)
 
     @property
     def lanes_opened(self):
@@ -1330,7 +1332,7 @@ cdef class Runtime:
             finally:
                 self.counting = False
         brokers = {}
-        broker = client.brokers
+        broker = <broker_t*>fp_load_ptr(<void**>&client.brokers)
         while broker != NULL:  # brokers are only ever added, in front
             fp_spin_lock(&client.brokers_lock)
             memcpy(&copy, broker, sizeof(broker_t))
@@ -1369,10 +1371,11 @@ cdef class Runtime:
         cdef lane_t* found
         cdef histogram_t latency
         cdef double weight = 0
-        cdef int32_t i, leader = -1, size = topic.lanes.size
+        cdef int32_t i, leader = -1
+        cdef lanes_t* lanes = <lanes_t*>fp_load_ptr(<void**>&topic.lanes)
         figures = {}
-        for i in range(size):  # lanes are never freed while the producer lives
-            found = topic.lanes.lanes[i]
+        for i in range(lanes.size):  # lanes are never freed while the producer lives
+            found = <lane_t*>fp_load_ptr(<void**>&lanes.lanes[i])
             if found == NULL:
                 continue
             pthread_mutex_lock(&client.acc.lock)
