@@ -178,6 +178,9 @@ def split(config: Mapping[str, Any], plugin: str) -> tuple[Settings, dict[str, A
     elif isinstance(partitioner, str):
         settings.policy = "librdkafka"
         conf["partitioner"] = partitioner  # a name of librdkafka's, or one that it will refuse by name
+        # By itself librdkafka would take twice *its* linger.ms, which is 0 here, and lose all stickiness.
+        if "sticky.partitioning.linger.ms" not in conf:
+            conf["sticky.partitioning.linger.ms"] = min(900_000, int(2 * settings.linger_ms))
     elif isinstance(partitioner, type) and issubclass(partitioner, PartialRoundRobin):
         raise _fail("partitioner", partitioner, f"is a class: give an object, {partitioner.__name__}(...)")
     # A class of the user's with a choice of its own is asked; only ours runs in C.

@@ -49,11 +49,7 @@ class Contender:
     options: Mapping[str, Any]
 
     def configuration(self, conf: Mapping[str, Any]) -> dict[str, Any]:
-        merged = {**conf, **self.options}
-        if self.name == RIVAL:
-            # librdkafka keeps to a partition for twice its linger, which fastprod sets to 0 because it lingers itself.
-            merged.setdefault("sticky.partitioning.linger.ms", min(900_000, int(2 * float(conf["linger.ms"]))))
-        return merged
+        return {**conf, **self.options}
 
 
 ADAPTIVE = "partitioner.adaptive.partitioning.enable"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from fastprod.spark import _plan
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ExportError", "ExportReport", "PartitionReport", "TaskReport", "partition_writer", "register", "write"]
 
+BATCHES = {  # the first value, and no other, makes Spark 4 stop adding up the bytes of a batch at every row
+    "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "4000",
+}
 CHUNK = 10_000  # rows of an RDD handed over at once, as many as Spark puts into an Arrow batch
 
 
@@ -39,6 +44,10 @@ def write(
     `headers`, and in addition `timestamp`. Others are ignored. `topic` beats the column of that name. A column `topic`
     that may hold nulls is looked through before anything is sent, which reads it twice; `coalesce(topic, '...')`
     cannot be null and saves that.
+
+    Rows travel in Arrow batches of at most 4,000, whatever their size: counting their bytes, as Spark does otherwise,
+    costs a fifth of the throughput. If rows take 100 kB and more, set spark.sql.execution.arrow.maxBytesPerBatch (to
+    64m, for example) or maxRecordsPerBatch; what the session sets is kept.
 
     A task fails when a record of it fails, and Spark then retries it as usual: records of the failed attempt that Kafka
     has taken stay there, so a job with retried tasks delivers at least once.
@@ -79,8 +88,23 @@ def write(
     def run(batches: Iterable[Any]) -> Iterator[Any]:
         return report_batches(sink, batches)
 
-    rows = df.select(*_plan.used_columns(df.schema, topic)).mapInArrow(run, "report string").collect()
+    with _batches_by_rows(df.sparkSession):
+        rows = df.select(*_plan.used_columns(df.schema, topic)).mapInArrow(run, "report string").collect()
     return ExportReport.of((TaskReport.from_json(row.report) for row in rows), time.monotonic() - start)
+
+
+@contextmanager
+def _batches_by_rows(spark: SparkSession) -> Iterator[None]:
+    """Batches end by their rows alone, unless the session has an opinion."""
+    theirs = spark.conf.getAll
+    mine = {} if BATCHES.keys() & theirs.keys() else BATCHES
+    for name, value in mine.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name in mine:
+            spark.conf.unset(name)
 
 
 def partition_writer(

@@ -370,3 +370,31 @@ def test_repeated_requests_are_in_the_report(spark, mock, topic) -> None:
     mock.clear_errors("Produce")
     assert report.retries >= 2
     assert report.records == 100
+
+
+def test_batches_end_by_rows_unless_the_session_says_otherwise(spark, mock, topic, monkeypatch) -> None:
+    mock.create_topic(topic, 1)
+    limit, rows = fastprod.spark.BATCHES
+    monkeypatch.setattr(
+        fastprod.spark, "report_batches", lambda sink, batches: _worker.report_batches(sink, counted(batches))
+    )
+
+    def counted(batches):
+        sizes = []
+        for batch in batches:
+            sizes.append(batch.num_rows)
+            yield batch
+        if max(sizes) > 4000:
+            raise ValueError(f"a batch of {max(sizes)} rows")
+
+    df = spark.range(0, 9000, 1, 1).selectExpr("cast(id AS string) AS value")
+    assert write(df, topic, config(mock)).records == 9000
+    assert limit not in spark.conf.getAll
+    assert rows not in spark.conf.getAll
+    spark.conf.set(limit, "1000000")
+    try:
+        with pytest.raises(Exception, match="a batch of 9000 rows"):  # Spark's own 10,000 hold again
+            write(df, topic, config(mock))
+        assert spark.conf.get(limit).startswith("1000000")
+    finally:
+        spark.conf.unset(limit)

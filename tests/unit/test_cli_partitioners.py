@@ -100,14 +100,6 @@ def test_other_brokers_can_be_the_slow_ones():
     assert {number for number, place in places.items() if place["slow"]} == {"1", "5", "9"}
 
 
-def test_librdkafkas_partitioner_keeps_its_stickiness():
-    conf = CONTENDERS["consistent_random"].configuration({"linger.ms": 5.0})
-    assert (conf["partitioner"], conf["sticky.partitioning.linger.ms"]) == ("consistent_random", 10)
-    given = CONTENDERS["consistent_random"].configuration({"linger.ms": "5", "sticky.partitioning.linger.ms": 0})
-    assert given["sticky.partitioning.linger.ms"] == 0
-    assert "sticky.partitioning.linger.ms" not in CONTENDERS["uniform"].configuration({"linger.ms": 5.0})
-
-
 def test_options_reach_the_producer():
     report = report_of(
         "--partitioner", "uniform", "--num-records", "100", "--partitions", "3", "-X", "linger.ms=1",

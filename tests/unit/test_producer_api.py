@@ -1129,3 +1129,14 @@ def test_consumer_group_metadata_style_objects_pass_through(make: Callable[..., 
 def test_public_names() -> None:
     for name in fastprod.__all__:
         assert getattr(fastprod, name) is not None
+
+
+def test_librdkafkas_partitioners_keep_their_stickiness() -> None:
+    """librdkafka keeps to a partition for twice its linger, and gets a linger of 0 from us."""
+    from fastprod import _config
+
+    _, conf = _config.split({"partitioner": "consistent_random", "linger.ms": 7.5}, "")
+    assert (conf["linger.ms"], conf["sticky.partitioning.linger.ms"]) == (0, 15)
+    _, conf = _config.split({"partitioner": "consistent_random", "sticky.partitioning.linger.ms": 0}, "")
+    assert conf["sticky.partitioning.linger.ms"] == 0
+    assert "sticky.partitioning.linger.ms" not in _config.split({}, "")[1]
