@@ -80,15 +80,17 @@ class Latency:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def to_dict(self) -> dict[str, Any]:
-        """The usual figures in milliseconds, and the buckets to make it again."""
+    def to_dict(self, brief: bool = False) -> dict[str, Any]:
+        """The usual figures in milliseconds, unless `brief`, and the buckets to make it again."""
+        exact = {"sum": self.sum, "buckets": sorted(self._buckets.items())}
+        if brief:
+            return exact
         return {
             "count": self.count,
             "mean_ms": 1e3 * self.mean,
             "max_ms": 1e3 * self.max,
             **{f"p{percent:g}_ms": 1e3 * self.percentile(percent) for percent in PERCENTILES},
-            "sum": self.sum,
-            "buckets": sorted(self._buckets.items()),
+            **exact,
         }
 
     @classmethod
@@ -141,8 +143,8 @@ class PartitionStats:
             self.latency - earlier.latency,
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in _FIGURES[:-1]} | {"latency": self.latency.to_dict()}
+    def to_dict(self, brief: bool = False) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _FIGURES[:-1]} | {"latency": self.latency.to_dict(brief)}
 
     @classmethod
     def from_dict(cls, known: Mapping[str, Any]) -> Self:
@@ -272,14 +274,14 @@ class TopicStats(_Totals):
         used = {cell: part for cell, part in cells.items() if part.records or part.errors or part.queue_records}
         return TopicStats(self.name, used, self.waiting, self.lost - (0 if earlier is None else earlier.lost))
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain dicts, lists and numbers, ready for JSON; `from_dict` makes it again."""
+    def to_dict(self, brief: bool = False) -> dict[str, Any]:
+        """As plain dicts, lists and numbers, ready for JSON; `from_dict` makes it again, also if it is `brief`."""
         return {
             "name": self.name,
             "waiting": self.waiting,
             "lost": self.lost,
             "cells": [
-                {"producer": producer, "partition": partition, **part.to_dict()}
+                {"producer": producer, "partition": partition, **part.to_dict(brief)}
                 for (producer, partition), part in sorted(self.cells.items())
             ],
         }

@@ -252,6 +252,8 @@ ctypedef struct accumulator_t:
     waiter_t* waiters
     waiter_t* last_waiter
     bint overdraft            # records already admitted are being moved
+    bint short                # a key-less record found no room, and none has come back since
+    int64_t room_us           # when some last came back after that
     # lists
     topic_t* topics
     lane_t* linger_head

@@ -246,7 +246,8 @@ cdef int topic_update(accumulator_t* acc, topic_t* topic, int32_t partitions, co
     topic.partitions = partitions
     topic.table_us = 0
     topic.table.count = 0
-    topic.uneven = False
+    topic.uneven = topic.recurring = False
+    topic.strikes = 0
     _restart_shares(acc, topic)
     i = topic.sticky.partition
     if i >= 0 and n and (i >= partitions or leaders[i] < 0):
@@ -388,6 +389,9 @@ cdef void chunk_release(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
     if chunk.refs:
         return
     acc.used -= chunk.charge
+    if acc.short:
+        acc.short = False
+        acc.room_us = fp_now_us()
     block_release(chunk.block)
     if chunk.size_class >= 0:
         chunk.next = acc.free_lists[chunk.size_class]
@@ -771,10 +775,10 @@ cdef void _rebuild_table(accumulator_t* acc, topic_t* topic, int64_t now) noexce
     cdef bint barred = False
     cdef lane_t* lane
     if topic.full_us:
-        blocked = now - topic.full_us
+        blocked = (acc.room_us if acc.room_us > topic.full_us else now) - topic.full_us
         topic.full_us = 0
         if blocked > STALL_US:
-            elapsed = min(elapsed, TABLE_US)
+            elapsed = min(elapsed, max(TABLE_US, now - acc.room_us))
         else:
             blocked = 0
     topic.table_us = now
@@ -824,7 +828,7 @@ cdef void _rebuild_table(accumulator_t* acc, topic_t* topic, int64_t now) noexce
             queue = topic.broker_queue[broker]
         topic.queues[i] = queue // 256
     if least < INT64_MAX and most > (least * 2 + 256 if topic.uneven else least * 4 + 512):
-        topic.strikes += 1 + <int32_t>min(blocked // TABLE_US, STRIKES)
+        topic.strikes = min(STRIKES, topic.strikes + 1 + <int32_t>min(blocked // TABLE_US, STRIKES))
     else:
         topic.strikes = 0
     if barred and used or topic.strikes >= STRIKES:
@@ -913,9 +917,11 @@ cdef int _append_uniform(accumulator_t* acc, topic_t* topic, record_t* record, i
         sticky.partition = _choose(acc, topic, produced)
     status = _place(acc, lane, record)
     if status != APPEND_OK:
-        if status == APPEND_NO_ROOM and acc.adaptive and topic.available_count and topic.full_us == 0:
-            _rebuild_table(acc, topic, fp_now_us())
-            topic.full_us = topic.table_us
+        if status == APPEND_NO_ROOM and acc.adaptive and topic.available_count:
+            acc.short = True
+            if topic.full_us == 0:
+                _rebuild_table(acc, topic, fp_now_us())
+                topic.full_us = topic.table_us
         return status
     partition[0] = lane.partition
     appended = _count_in_batch(acc, lane, record, size, &full)
@@ -990,10 +996,10 @@ cdef int64_t append_run(
     accumulator_t* acc, topic_t* topic, block_t* block, const column_t* values, int64_t start, int64_t stop, int64_t first,
     int64_t below,
 ) noexcept nogil:
-    """Key-less values that go where the last one went, up to the first that needs a decision; returns how many.
+    """Key-less values for the partition whose turn it is, up to the first that needs a decision; returns how many.
 
-    What `append` does for each of them, less what cannot change in between: the lane, its chunk and its batch are
-    those of the record just placed, and the batch stays open. Half the cost of a small record in a bulk call.
+    What `append` does for each of them, less what cannot change in between: they share the lane, its last chunk and
+    its batch, and that stays open. Half the cost of a small record in a bulk call.
     `first` is the call's index of element 0; values of `below` bytes and more are left to `append`.
     """
     cdef lane_t* lane

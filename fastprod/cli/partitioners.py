@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -163,6 +164,12 @@ def partitioners(
         raise Failure(str(problem), 1) from None
     except (KafkaException, BufferError) as problem:
         raise Failure(_routing.reason(problem), 1) from None
+
+
+@contextmanager
+def _drawing(plot: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as problem:
         raise Failure(f"cannot draw to {plot}: {problem.strerror or problem}", 2) from None
 
@@ -258,7 +265,8 @@ def _many(
     else:
         console().print(_table(rows, stage, rounds))
     if plot is not None:
-        _pictures.draw_floods(plot, _flood_title(stage), done)
+        with _drawing(plot):
+            _pictures.draw_floods(plot, _flood_title(stage), done)
 
 
 def _flood_title(stage: Stage) -> str:
@@ -380,7 +388,8 @@ def _few(
     if plot is not None:
         linger = float(conf["linger.ms"]) / 1e3
         title = f"{FEW_RECORDS} records without a key, {stage.partitions} partitions, linger {linger:g} s"
-        _pictures.draw_trickles(plot, title, done)
+        with _drawing(plot):
+            _pictures.draw_trickles(plot, title, done)
 
 
 def _few_table(done: Mapping[str, Trickle], conf: Mapping[str, Any]) -> Table:

@@ -113,12 +113,15 @@ def _foreach(df: DataFrame, topic: str, conf: Config) -> None:
 
 
 def _hand_over(df: DataFrame, topic: str, conf: Config) -> None:
+    from fastprod.spark import batches_by_rows
+
     def drop(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             if not batch.num_rows:
                 yield batch  # never: what is sent back has no rows
 
-    df.mapInArrow(drop, df.schema).collect()
+    with batches_by_rows(df.sparkSession):  # as write() has them
+        df.mapInArrow(drop, df.schema).collect()
 
 
 class Way(NamedTuple):

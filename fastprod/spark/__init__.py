@@ -8,7 +8,9 @@ ends. pyspark is needed: `pip install 'fastprod[spark]'`.
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -25,9 +27,12 @@ __all__ = ["ExportError", "ExportReport", "PartitionReport", "TaskReport", "part
 
 BATCHES = {  # the first value, and no other, makes Spark 4 stop adding up the bytes of a batch at every row
     "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "4000",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "2000",  # of at most 1 MB: an Arrow column holds 2 GB
 }
-CHUNK = 10_000  # rows of an RDD handed over at once, as many as Spark puts into an Arrow batch
+CHUNK = 10_000  # rows of an RDD handed over at once
+
+_lock = threading.Lock()
+_writing: Counter[int] = Counter()  # write() calls at work, by session
 
 
 def write(
@@ -45,9 +50,10 @@ def write(
     that may hold nulls is looked through before anything is sent, which reads it twice; `coalesce(topic, '...')`
     cannot be null and saves that.
 
-    Rows travel in Arrow batches of at most 4,000, whatever their size: counting their bytes, as Spark does otherwise,
+    Rows travel in Arrow batches of at most 2,000, whatever their size: counting their bytes, as Spark does otherwise,
     costs a fifth of the throughput. If rows take 100 kB and more, set spark.sql.execution.arrow.maxBytesPerBatch (to
-    64m, for example) or maxRecordsPerBatch; what the session sets is kept.
+    64m, for example) or maxRecordsPerBatch; what the session sets is kept. Other jobs of the session that start
+    meanwhile, on other threads, get such batches too.
 
     A task fails when a record of it fails, and Spark then retries it as usual: records of the failed attempt that Kafka
     has taken stay there, so a job with retried tasks delivers at least once.
@@ -88,23 +94,30 @@ def write(
     def run(batches: Iterable[Any]) -> Iterator[Any]:
         return report_batches(sink, batches)
 
-    with _batches_by_rows(df.sparkSession):
+    with batches_by_rows(df.sparkSession):
         rows = df.select(*_plan.used_columns(df.schema, topic)).mapInArrow(run, "report string").collect()
     return ExportReport.of((TaskReport.from_json(row.report) for row in rows), time.monotonic() - start)
 
 
 @contextmanager
-def _batches_by_rows(spark: SparkSession) -> Iterator[None]:
-    """Batches end by their rows alone, unless the session has an opinion."""
-    theirs = spark.conf.getAll
-    mine = {} if BATCHES.keys() & theirs.keys() else BATCHES
-    for name, value in mine.items():
-        spark.conf.set(name, value)
+def batches_by_rows(spark: SparkSession) -> Iterator[None]:
+    """Batches end by their rows alone, unless the session has an opinion; several threads may write at a time."""
+    key = id(spark)
+    with _lock:
+        mine = bool(_writing[key]) or not BATCHES.keys() & spark.conf.getAll.keys()
+        _writing[key] += mine
     try:
+        if mine:
+            for name, value in BATCHES.items():
+                spark.conf.set(name, value)
         yield
     finally:
-        for name in mine:
-            spark.conf.unset(name)
+        with _lock:
+            _writing[key] -= mine
+            if mine and not _writing[key]:
+                for name, value in BATCHES.items():
+                    if spark.conf.getAll.get(name) == value:  # else somebody has set it meanwhile
+                        spark.conf.unset(name)
 
 
 def partition_writer(

@@ -36,6 +36,7 @@ from fastprod.spark.report import TaskReport
 __all__ = ["Once", "end", "is_fenced", "with_transactions"]
 
 TRANSACTION_TIMEOUT_MS = 900_000  # the most that brokers allow unless configured otherwise
+INTERNAL = {"__consumer_offsets", "__transaction_state", "__share_group_state"}  # Kafka's own: nobody writes there
 ANSWER_S = 60.0
 CLOSE_S = 5.0  # for a producer to end; brokers that do not answer must not keep a failed task
 PASSING = (  # while coordinators are made, move or settle a transaction; librdkafka does not call these retriable
@@ -96,8 +97,8 @@ class Once:
 
         The marker lies at partition 0 of the first topic by name; rows that name their topics may come in any order.
         """
-        topics = [topic] if topic is not None else list(group.list_topics(timeout=ANSWER_S).topics)
-        places = [TopicPartition(name, 0) for name in topics if not name.startswith("__")]
+        topics = [topic] if topic is not None else set(group.list_topics(timeout=ANSWER_S).topics) - INTERNAL
+        places = [TopicPartition(name, 0) for name in topics]
         found: list[TopicPartition] = []
 
         def ask() -> None:

@@ -1,7 +1,7 @@
 """What an export did, task by task and partition by partition.
 
-Tasks report to the driver as small JSON documents; `ExportReport` is their sum. Nothing in it comes from the client's
-configuration, so it can be stored and shown.
+Tasks report to the driver as small JSON documents; `ExportReport` is their sum. Of the client's configuration only
+`client.id` is in it, so it can be stored and shown.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import html
 import json
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -83,7 +84,7 @@ class TaskReport:
 
     def to_json(self) -> str:
         """On its way to the driver. Histograms of many partitions are long, and pack well."""
-        stats = json.dumps([topic.to_dict() for topic in self.stats.values()])
+        stats = json.dumps([topic.to_dict(brief=True) for topic in self.stats.values()])
         return json.dumps({**self.to_dict(), "stats": base64.b85encode(zlib.compress(stats.encode())).decode()})
 
     @classmethod
@@ -95,6 +96,22 @@ class TaskReport:
             for topic, partitions in known.pop("topics").items()
         }
         return cls(**known, topics=topics, stats={one.name: one for one in stats})
+
+
+def _over(tasks: list[TopicStats], seconds: float) -> TopicStats:
+    """The sum over tasks. Those of one worker ran one after the other: their rates and weights do not add."""
+    looks = Counter(cell for task in tasks for cell in task.cells)
+    merged = TopicStats.merge(tasks)
+    cells = {
+        cell: replace(
+            part,
+            records_per_s=part.records / seconds if seconds else 0.0,
+            bytes_per_s=part.bytes / seconds if seconds else 0.0,
+            weight=part.weight / looks[cell],
+        )
+        for cell, part in merged.cells.items()
+    }
+    return replace(merged, cells=cells)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +151,9 @@ class ExportReport:
         records, size, failed, retries = (sum(getattr(task, name) for task in ordered) for name in names)
         sorted_topics = {topic: dict(sorted(parts.items())) for topic, parts in sorted(topics.items())}
         stats = {
-            topic: TopicStats.merge(task.stats[topic] for task in ordered if topic in task.stats)
+            topic: _over([task.stats[topic] for task in ordered if topic in task.stats], seconds)
             for topic in sorted({topic for task in ordered for topic in task.stats})
         }
-        for merged in stats.values():
-            for part in merged.cells.values():  # tasks of one worker run one after the other: their rates do not add
-                part.records_per_s = part.records / seconds if seconds else 0.0
-                part.bytes_per_s = part.bytes / seconds if seconds else 0.0
         return cls(records, size, failed, retries, seconds, sorted_topics, ordered, stats)
 
     @property

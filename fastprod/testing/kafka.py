@@ -302,6 +302,9 @@ class KafkaCluster(Cluster):
         finally:
             over.set()
             thread.join()
+            for broker in brokers:  # the thread ends early if one of them is killed
+                with suppress(RuntimeError, ValueError):
+                    self.resume(broker)
 
     def log_of(self, broker: int) -> str:
         """What a broker has logged so far: warnings and errors."""

@@ -212,3 +212,21 @@ def test_speculation_is_refused(spark, mock, topic, monkeypatch) -> None:
     )
     with pytest.raises(ValueError, match=r"spark\.speculation"):
         write(numbers(spark), topic, settings(mock), exactly_once="task", job_id="j")
+
+
+def test_a_topic_with_underscores_keeps_its_marker(spark, kafka_cluster, topic) -> None:
+    name = f"__{topic}"
+    kafka_cluster.create_topic(name, 2)
+    for skipped in (0, PARTITIONS):
+        report = write(numbers(spark), name, settings(kafka_cluster), exactly_once="task", job_id=topic)
+        assert (report.records, report.skipped) == (ROWS, skipped)
+
+
+def test_the_marker_of_rows_that_name_their_topics_is_found_among_all(spark, kafka_cluster, topic) -> None:
+    for name in (f"__{topic}", topic):
+        kafka_cluster.create_topic(name, 1)
+    rows = numbers(spark).selectExpr("value", f"if(value % 2 = 0, '__{topic}', '{topic}') AS topic")
+    rows = rows.selectExpr("value", "coalesce(topic, '') AS topic")
+    for skipped in (0, PARTITIONS):
+        report = write(rows, None, settings(kafka_cluster), exactly_once="task", job_id=topic)
+        assert (report.records, report.skipped) == (ROWS, skipped)

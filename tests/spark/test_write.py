@@ -13,8 +13,8 @@ import pytest
 from pyspark.sql import Row
 
 import fastprod.spark
-from fastprod.spark import ExportReport, _worker, partition_writer, write
-from fastprod.stats import TopicStats
+from fastprod.spark import ExportReport, TaskReport, _worker, partition_writer, write
+from fastprod.stats import PartitionStats, TopicStats
 from fastprod.testing import audit
 
 
@@ -384,7 +384,7 @@ def test_batches_end_by_rows_unless_the_session_says_otherwise(spark, mock, topi
         for batch in batches:
             sizes.append(batch.num_rows)
             yield batch
-        if max(sizes) > 4000:
+        if max(sizes) > 2000:
             raise ValueError(f"a batch of {max(sizes)} rows")
 
     df = spark.range(0, 9000, 1, 1).selectExpr("cast(id AS string) AS value")
@@ -398,3 +398,14 @@ def test_batches_end_by_rows_unless_the_session_says_otherwise(spark, mock, topi
         assert spark.conf.get(limit).startswith("1000000")
     finally:
         spark.conf.unset(limit)
+
+
+def test_adding_reports_up_leaves_them_as_they_are() -> None:
+    cell = PartitionStats(100, 1000, weight=0.5, records_per_s=10.0)
+    tasks = [TaskReport(number, records=100, stats={"t": TopicStats("t", {("w", 0): cell})}) for number in range(10)]
+    report = ExportReport.of(tasks, 100.0)
+    part = report.stats["t"].partitions[0]
+    assert (part.records, part.weight, part.records_per_s) == (1000, 0.5, 10.0)
+    assert cell.records_per_s == 10.0
+    assert ExportReport.of(tasks[:1], 1000.0).stats["t"].records_per_s == 0.1
+    assert cell.records_per_s == 10.0

@@ -300,3 +300,33 @@ def test_a_run_ends_where_the_memory_does() -> None:
     with pytest.raises(BufferError):
         accumulator.append_many(columns(values)[0])
     assert accumulator.used <= 65536
+
+
+def test_a_pool_that_was_full_before_a_pause_says_nothing_about_afterwards() -> None:
+    accumulator = Accumulator(2, sticky_bytes=1000, buffer_memory=200_000)
+    for partition in (0, 1):
+        accumulator.append(b"x", partition=partition)
+    accumulator.take()
+    for partition in (0, 1):
+        accumulator.acknowledge(partition)
+    accumulator.rebuild_many(1)  # both have settled in
+
+    def fill(**where: int) -> None:
+        while True:
+            accumulator.append(b"x" * 1000, **where)
+
+    with pytest.raises(BufferError):
+        fill(partition=0)
+    with pytest.raises(BufferError):
+        fill()
+    accumulator.take()
+    for partition in (0, 1):
+        accumulator.acknowledge(partition)
+    time.sleep(0.3)  # nobody asks; the broker has long caught up
+    counts = Counter()
+    for _ in range(60):
+        counts[accumulator.append(b"x" * 1000)] += 1
+        accumulator.take()
+        for partition in (0, 1):
+            accumulator.acknowledge(partition)
+    assert min(counts[0], counts[1]) > 20, counts
