@@ -211,8 +211,8 @@ def _once(
             raise ExportError(
                 f"another attempt at Spark partition {report.task} of job {job!r} has taken over: either "
                 "spark.speculation is on, which exactly_once does not go with, or the same job runs twice at the same "
-                "time, or this one took longer than transaction.timeout.ms. Readers of committed data will see nothing of "
-                "this attempt"
+                "time, or this one took longer than transaction.timeout.ms. Readers of committed data will see nothing "
+                "of this attempt"
             ) from None
         raise
     finally:
