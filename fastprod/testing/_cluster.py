@@ -15,6 +15,8 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 __all__ = ["Cluster"]
 
 TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
+UNKNOWN = (KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART)
+PAUSE_S = 0.1
 NO_LEADER = -1
 FETCH = 10_000  # records taken from the consumer at once
 
@@ -143,8 +145,17 @@ class Cluster(ABC):
 
 
 def _watermarks(consumer: Consumer, topic: str, timeout: float) -> dict[int, tuple[int, int]]:
+    deadline = time.monotonic() + timeout
     partitions = consumer.list_topics(timeout=timeout).topics[topic].partitions
-    return {
-        partition: consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=timeout)
-        for partition in sorted(partitions)
-    }
+    found: dict[int, tuple[int, int]] = {}
+    for partition in sorted(partitions):
+        while partition not in found:
+            left = max(0.0, deadline - time.monotonic())
+            try:
+                found[partition] = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=left)
+            except KafkaException as error:
+                # A broker that comes back may not know the topic at first.
+                if error.args[0].code() not in UNKNOWN or time.monotonic() + PAUSE_S > deadline:
+                    raise
+                time.sleep(PAUSE_S)
+    return found

@@ -372,32 +372,34 @@ def test_repeated_requests_are_in_the_report(spark, mock, topic) -> None:
     assert report.records == 100
 
 
-def test_batches_end_by_rows_unless_the_session_says_otherwise(spark, mock, topic, monkeypatch) -> None:
+def test_batches_can_end_by_rows_alone(spark, mock, topic, monkeypatch) -> None:
     mock.create_topic(topic, 1)
-    limit, rows = fastprod.spark.BATCHES
     monkeypatch.setattr(
-        fastprod.spark, "report_batches", lambda sink, batches: _worker.report_batches(sink, counted(batches))
+        fastprod.spark, "report_batches", lambda sink, batches: _worker.report_batches(sink, at_most_2000(batches))
     )
 
-    def counted(batches):
-        sizes = []
+    def at_most_2000(batches):
         for batch in batches:
-            sizes.append(batch.num_rows)
+            if batch.num_rows > 2000:
+                raise ValueError(f"a batch of {batch.num_rows} rows")
             yield batch
-        if max(sizes) > 2000:
-            raise ValueError(f"a batch of {max(sizes)} rows")
 
     df = spark.range(0, 9000, 1, 1).selectExpr("cast(id AS string) AS value")
-    assert write(df, topic, config(mock)).records == 9000
-    assert limit not in spark.conf.getAll
-    assert rows not in spark.conf.getAll
-    spark.conf.set(limit, "1000000")
+    rows, size = fastprod.spark.ROWS, fastprod.spark.BYTES
+    assert write(df, topic, config(mock), batch_rows=2000).records == 9000
+    assert not {rows, size} & spark.conf.getAll.keys()
+    spark.conf.set(size, "1000000")
     try:
+        with fastprod.spark.batches_of(5, spark), fastprod.spark.batches_of(7, spark):
+            assert spark.conf.get(rows) == "7"
         with pytest.raises(Exception, match="a batch of 9000 rows"):  # Spark's own 10,000 hold again
             write(df, topic, config(mock))
-        assert spark.conf.get(limit).startswith("1000000")
+        assert spark.conf.getAll[size] == "1000000"
+        assert rows not in spark.conf.getAll
     finally:
-        spark.conf.unset(limit)
+        spark.conf.unset(size)
+    with pytest.raises(ValueError, match=r"batch_rows is a number of rows from 1 .* not 0"):
+        write(df, topic, config(mock), batch_rows=0)
 
 
 def test_adding_reports_up_leaves_them_as_they_are() -> None:
