@@ -118,7 +118,9 @@ def test_rows_that_are_refused(kafka_cluster, topic):
         "-b", kafka_cluster.bootstrap_servers, "-t", topic, "--num-records", "50", "--record-size", "1000"
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (1, "")
-    assert re.fullmatch(r"Error: fastprod spark\.write failed: [^\n]*too large[^\n]*\n", done.stderr)
+    assert re.fullmatch(
+        r"Error: fastprod spark\.write, 10,000-row batches failed: [^\n]*too large[^\n]*\n", done.stderr
+    )
 
 
 def test_rows_that_do_not_fit_into_memory(kafka_cluster, topic):
