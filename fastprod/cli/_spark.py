@@ -6,9 +6,11 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -20,9 +22,10 @@ from fastprod.testing._java import KafkaUnavailable, java_program
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["progress_of", "session"]
+__all__ = ["interruptibly", "progress_of", "session"]
 
 POLL_S = 0.2
+CANCEL_S = 0.5  # between two orders to Spark to give up
 
 
 @contextmanager
@@ -69,6 +72,22 @@ def session(master: str, name: str, config: Mapping[str, str] | None = None) -> 
         finally:
             with suppress(Exception):
                 spark.stop()
+
+
+def interruptibly(engine: SparkSession, work: Callable[[Event], None]) -> None:
+    """Lets a thread do the work: an interruption in the middle of a call to Spark's JVM would leave its connection in
+    disorder and tracebacks on the terminal."""
+    stop = Event()
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work, stop)
+        try:
+            working.result()
+        except KeyboardInterrupt:
+            stop.set()
+            while not working.done():
+                engine.sparkContext.cancelAllJobs()
+                wait([working], CANCEL_S)
+            raise
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -17,7 +18,7 @@ from rich.table import Table
 
 from fastprod.cli import _options
 from fastprod.cli._options import Failure
-from fastprod.cli._spark import progress_of, session
+from fastprod.cli._spark import interruptibly, progress_of, session
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -135,9 +136,13 @@ def export(
     known = _format(source, form)
     config = _config(bootstrap, file, options)
     with session(master, "fastprod export") as spark, _brokers(config, topic, partitions) as brokers:
-        data = _read(spark, source, known)
-        records = _records(data, key, value, value_format, headers, timestamp)
-        _run(spark, records, topic, brokers, report, f"{source} holds no rows")
+
+        def work(stop: Event) -> None:
+            data = _read(spark, source, known)
+            records = _records(data, key, value, value_format, headers, timestamp)
+            _run(spark, records, topic, brokers, report, f"{source} holds no rows")
+
+        interruptibly(spark, work)
 
 
 @click.command()
@@ -164,10 +169,15 @@ def demo(
         _brokers(config, topic, partitions) as brokers,
     ):
         path = str(Path(work, "orders.parquet"))
-        with progress_of(spark, f"making {rows:,} orders"):
-            spark.range(rows).selectExpr(*(column.format(seed=seed) for column in ORDERS)).write.parquet(path)
-        records = _records(_Data(spark.read.parquet(path)), "customer", None, "json", None, "ordered_at")
-        _run(spark, records, topic, brokers, report, "there are no orders", expected=rows)
+
+        def make_and_export(stop: Event) -> None:
+            with progress_of(spark, f"making {rows:,} orders"):
+                spark.range(rows).selectExpr(*(column.format(seed=seed) for column in ORDERS)).write.parquet(path)
+            if not stop.is_set():
+                records = _records(_Data(spark.read.parquet(path)), "customer", None, "json", None, "ordered_at")
+                _run(spark, records, topic, brokers, report, "there are no orders", expected=rows)
+
+        interruptibly(spark, make_and_export)
 
 
 # ---- input

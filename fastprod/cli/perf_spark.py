@@ -17,7 +17,6 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,7 +44,7 @@ from fastprod.cli._figures import (
 from fastprod.cli._java_load import WIRE_BATCH, java_settings
 from fastprod.cli._load import DeliveryError, Target, Unfit, Unreachable, for_librdkafka
 from fastprod.cli._options import Failure
-from fastprod.cli._spark import session
+from fastprod.cli._spark import interruptibly, session
 from fastprod.cli.export import _reason
 
 if TYPE_CHECKING:
@@ -57,7 +56,6 @@ HASH = 64  # letters of a SHA-256, of which values are made
 SLOW_SHARE = 5  # the slow loop gets one row in so many: rates are compared, and it would take minutes
 HEAP_MB = 1024  # for Spark itself
 HEAP_SHARE = 0.4  # of the heap that cached rows may fill; Spark gives them up to 0.6, the rest is for their overhead
-CANCEL_S = 0.5  # between two orders to Spark to give up
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -290,7 +288,7 @@ def spark(
             target.open(partitions)
             engine = stack.enter_context(_engine(job, jars, settings))
             report = _head(job, target, not given_brokers, engine.version)
-            _interruptibly(engine, lambda stop: _run(job, engine, target, not given_brokers, stop))
+            interruptibly(engine, lambda stop: _run(job, engine, target, not given_brokers, stop))
     except KeyboardInterrupt:
         interrupted = True
     except (Unfit, Unreachable) as problem:
@@ -347,22 +345,6 @@ def _check_cached(engine: SparkSession, job: Job, expected: int) -> None:
             f"{job.records:,} rows of {job.size} bytes do not fit into Spark's memory of {heap}: give fewer "
             "--num-records, or more with --conf spark.driver.memory=..."
         )
-
-
-def _interruptibly(engine: SparkSession, work: Callable[[Event], None]) -> None:
-    """Lets a thread do the work: an interruption in the middle of a call to Spark's JVM would leave its connection in
-    disorder and tracebacks on the terminal."""
-    stop = Event()
-    with ThreadPoolExecutor(1) as pool:
-        working = pool.submit(work, stop)
-        try:
-            working.result()
-        except KeyboardInterrupt:
-            stop.set()
-            while not working.done():
-                engine.sparkContext.cancelAllJobs()
-                wait([working], CANCEL_S)
-            raise
 
 
 def _run(job: Job, engine: SparkSession, target: Target, broker_is_ours: bool, stop: Event) -> None:
