@@ -154,8 +154,10 @@ def _watermarks(consumer: Consumer, topic: str, timeout: float) -> dict[int, tup
             try:
                 found[partition] = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=left)
             except KafkaException as error:
-                # A broker that comes back may not know the topic at first.
+                # Says librdkafka of a partition without a leader too, and asks for no other: a broker that
+                # comes back leads only some time after it answers.
                 if error.args[0].code() not in UNKNOWN or time.monotonic() + PAUSE_S > deadline:
                     raise
                 time.sleep(PAUSE_S)
+                consumer.list_topics(topic, timeout=max(PAUSE_S, deadline - time.monotonic()))
     return found
