@@ -7,7 +7,7 @@ pay for them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from fastprod._core._columns import Column, columns
@@ -52,23 +52,23 @@ def _uneven(name: str, count: int, wanted: int) -> ValueError:
     return ValueError(f"{count} {name.removesuffix('s')}s for {wanted} values: the columns must have the same length")
 
 
-def checked_table(source: Any, topic: str | None) -> Any:
-    """An Arrow table or reader with the right columns."""
+def checked_batches(source: Any, topic: str | None) -> Any:
+    """Arrow record batches with the right columns."""
     import pyarrow as pa
 
-    if isinstance(source, pa.RecordBatch):
-        source = pa.Table.from_batches([source])
-    elif not isinstance(source, (pa.Table, pa.RecordBatchReader)):
+    if not isinstance(source, (pa.RecordBatch, pa.Table, pa.RecordBatchReader)):
         if not (hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__")):
             raise TypeError(f"expected an Arrow RecordBatch or Table, not {type(source).__name__}")
         source = pa.table(source)
     _check_schema(source.schema, topic)
-    return source
+    if isinstance(source, pa.Table):
+        return source.to_batches()
+    return [source] if isinstance(source, pa.RecordBatch) else source
 
 
-def blocks_of_table(table: Any, topics: bool) -> Iterator[Block]:
+def blocks_of_batches(batches: Iterable[Any], topics: bool) -> Iterator[Block]:
     """A block per record batch; `topics` says that the topic column counts."""
-    for batch in table.to_batches() if _is_arrow(table, "Table") else table:
+    for batch in batches:
         column = dict(zip(batch.schema.names, batch.columns, strict=True)).get
         yield _block(
             column("value"),
@@ -174,8 +174,15 @@ def _headers(source: Any, count: int) -> Sequence[Any] | None:
     return source
 
 
+_right: tuple[Any, bool] | None = None  # the last schema that was, and whether a topic was given: many batches have one
+
+
 def _check_schema(schema: Any, topic: str | None) -> None:
     """Refuses a wrong table before anything is sent, naming the column."""
+    global _right
+    last = _right
+    if last is not None and last[1] is (topic is None) and last[0].equals(schema):
+        return
     if "value" not in schema.names:
         raise ValueError(f"there is no column 'value'; the columns are {schema.names}")
     import pyarrow as pa
@@ -221,3 +228,4 @@ def _check_schema(schema: Any, topic: str | None) -> None:
     for name, (fits, description) in wanted.items():
         if name in schema.names and not fits(schema.field(name).type):
             raise TypeError(f"column {name!r} must be {description}, not {schema.field(name).type}")
+    _right = (schema, topic is None)

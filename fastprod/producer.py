@@ -144,34 +144,40 @@ class Producer(confluent_kafka.Producer):
         partitions: Any = None,
         headers: Any = None,
         timestamps: Any = None,
+        *,
+        receipt: Receipt | None = None,
     ) -> Receipt:
         """Accepts a column of records: lists, numpy arrays, Arrow arrays or (offsets, data) pairs.
 
         `keys` is a column like `values`; `partitions` and `timestamps` (ms) are integers per record, or one for
         all; `headers` is a list with a dict or a list of (name, value) per record, or one for all. Values of 512 bytes
         and more in bytes objects or Arrow buffers are not copied: the buffers are kept until acknowledged. A call
-        larger than `buffer.memory` streams through it. Returns a Receipt at once when everything is accepted.
+        larger than `buffer.memory` streams through it. Returns a Receipt at once when everything is accepted; one from
+        an earlier call to the same topic can be given as `receipt` and then covers this call too.
         """
         from fastprod import _bulk
 
         runtime = self._open()
-        receipt = runtime.receipt(topic)
+        receipt = runtime.receipt(topic, receipt)
         for block in _bulk.blocks_of_columns(values, keys, partitions, headers, timestamps):
             runtime.submit(receipt, *block)
         return receipt
 
-    def produce_arrow(self, batch_or_table: Any, topic: str | None = None) -> Receipt:
+    def produce_arrow(
+        self, batch_or_table: Any, topic: str | None = None, *, receipt: Receipt | None = None
+    ) -> Receipt:
         """Accepts an Arrow RecordBatch, Table or reader with the columns of Spark's Kafka sink.
 
         `value` is required; `key`, `headers` (list of key/value structs), `topic`, `partition` and `timestamp` (ms
-        integers or Arrow timestamps) may be there. The `topic` argument beats the column.
+        integers or Arrow timestamps) may be there. The `topic` argument beats the column. `receipt` as for
+        `produce_many`.
         """
         from fastprod import _bulk
 
         runtime = self._open()
-        table = _bulk.checked_table(batch_or_table, topic)
-        receipt = runtime.receipt(topic)
-        for block in _bulk.blocks_of_table(table, topic is None):
+        batches = _bulk.checked_batches(batch_or_table, topic)
+        receipt = runtime.receipt(topic, receipt)
+        for block in _bulk.blocks_of_batches(batches, topic is None):
             runtime.submit(receipt, *block)
         return receipt
 

@@ -74,6 +74,7 @@ ctypedef struct extent_t:     # what a bulk call wrote to one partition
 ctypedef struct receipt_t:    # outcome of one bulk call; under the accumulator's lock
     int32_t refs              # the Python Receipt and every block
     int64_t accepted
+    int64_t bytes             # of their keys and values
     int64_t acknowledged
     int64_t failed            # of the accepted ones
     failure_t* failures       # owned
@@ -153,7 +154,9 @@ ctypedef struct lane_t:
     int64_t failed_records
     int64_t failed_bytes
     int64_t progress_us       # last acknowledgement, or when the lane stopped being idle
-    # for stats(), under the accumulator's lock
+    # under the accumulator's lock
+    int32_t extent_at         # where the last receipt keeps what was written here; a guess
+    # for stats(), under that lock too
     histogram_t* latency      # owned: from the first record of a chunk to the last one's acknowledgement; NULL = none yet
     int64_t settled_then      # settled_records when librdkafka's last statistics came
     int64_t retries           # most records that librdkafka was seen to have sent again

@@ -1050,6 +1050,9 @@ cdef int64_t append_run(
     acc.records += i
     lane.in_records += i
     lane.in_bytes += total
+    if block != NULL:
+        block.receipt.accepted += i
+        block.receipt.bytes += total
     return i
 
 
@@ -1206,12 +1209,12 @@ cdef void publish(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
                 elif chunk.lane == chunk.lane.topic.unassigned:
                     _receipt_add_extent(
                         receipt, chunk.lane.topic, rich_at(chunk, i).partition, 1,
-                        rich_at(chunk, i).offset, rich_at(chunk, i).offset,
+                        rich_at(chunk, i).offset, rich_at(chunk, i).offset, NULL,
                     )
         if chunk.lane != chunk.lane.topic.unassigned and records > chunk.failed:
             _receipt_add_extent(
                 receipt, chunk.lane.topic, chunk.lane.partition, records - chunk.failed,
-                chunk.first_offset, chunk.last_offset,
+                chunk.first_offset, chunk.last_offset, &chunk.lane.extent_at,
             )
     if chunk.callbacks:
         chunk.refs += 1
@@ -1362,15 +1365,21 @@ cdef int receipt_add_failure(receipt_t* receipt, int64_t index, int32_t error, i
 
 
 cdef int _receipt_add_extent(
-    receipt_t* receipt, topic_t* topic, int32_t partition, int64_t records, int64_t first, int64_t last
+    receipt_t* receipt, topic_t* topic, int32_t partition, int64_t records, int64_t first, int64_t last, int32_t* hint
 ) noexcept nogil:
+    """`hint` remembers the place for the next time, which saves the search in topics of many partitions."""
     cdef extent_t* extent = NULL
     cdef int32_t i, capacity
     cdef void* grown
-    for i in range(receipt.extent_count - 1, -1, -1):
-        if receipt.extents[i].partition == partition and receipt.extents[i].topic == topic:
-            extent = &receipt.extents[i]
-            break
+    if hint != NULL and hint[0] < receipt.extent_count:
+        extent = &receipt.extents[hint[0]]
+        if extent.partition != partition or extent.topic != topic:
+            extent = NULL
+    if extent == NULL:
+        for i in range(receipt.extent_count - 1, -1, -1):
+            if receipt.extents[i].partition == partition and receipt.extents[i].topic == topic:
+                extent = &receipt.extents[i]
+                break
     if extent == NULL:
         if receipt.extent_count == receipt.extent_capacity:
             capacity = max(8, receipt.extent_capacity * 2)
@@ -1385,6 +1394,8 @@ cdef int _receipt_add_extent(
         extent.partition = partition
         extent.records = 0
         extent.first = extent.last = -1
+    if hint != NULL:
+        hint[0] = <int32_t>(extent - receipt.extents)
     extent.records += records
     if first >= 0 and (extent.first < 0 or first < extent.first):
         extent.first = first

@@ -142,8 +142,9 @@ cdef class Block:
     """Records of a bulk call that share source buffers; keeps those alive while librdkafka may read them."""
 
     cdef block_t* c
+    cdef Receipt receipt
     cdef bint busy              # its records are being handed in
-    cdef int64_t first          # index of its first record in the call
+    cdef int64_t first          # index of its first record in the receipt
     cdef int64_t count
     cdef Column values
     cdef Column keys
@@ -161,7 +162,7 @@ cdef class Block:
         return self.c.refs == 1 and not self.busy
 
     cdef record(self, topic, int64_t index, partition):
-        """The record at a position of the call."""
+        """The record at a position of the receipt."""
         at = index - self.first
         if partition is None or partition < 0:
             partition = None if self.partitions is None or self.partitions[at] < 0 else int(self.partitions[at])
@@ -176,7 +177,7 @@ cdef class Block:
 
 
 cdef class Receipt:
-    """What became of the records of one bulk call.
+    """What became of the records of one bulk call, or of several that were given the same receipt.
 
     `wait()` blocks until every record has its outcome; until then the counts grow. Records that failed are in
     `errors`, with their position in the call.
@@ -184,7 +185,7 @@ cdef class Receipt:
 
     cdef receipt_t* c
     cdef Runtime runtime        # keeps the lock alive
-    cdef list blocks            # those librdkafka may still read
+    cdef dict blocks            # first index -> Block: those librdkafka may still read
     cdef dict rejected          # index -> exception: never accepted
     cdef dict kept              # index -> Record of failed records whose block is gone
     cdef object topic           # the call's topic, None = a topic per record
@@ -196,7 +197,7 @@ cdef class Receipt:
         if self.c == NULL:
             raise MemoryError()
         self.c.refs = 1
-        self.blocks = []
+        self.blocks = {}
         self.rejected = {}
         self.kept = {}
         self.total = 0
@@ -209,6 +210,11 @@ cdef class Receipt:
     def accepted(self):
         """Records that went into the accumulator."""
         return self.c.accepted
+
+    @property
+    def bytes(self):
+        """Bytes of the keys and values of the accepted records."""
+        return self.c.bytes
 
     @property
     def acknowledged(self):
@@ -230,6 +236,11 @@ cdef class Receipt:
     def done(self):
         """Whether every record has its outcome."""
         return self.acknowledged + self.failed == self.total
+
+    cdef inline void took(self, const record_t* record) noexcept nogil:
+        """One record more; the lock is held."""
+        self.c.accepted += 1
+        self.c.bytes += max(record.size, 0) + max(record.key_size, 0)
 
     cdef int lock(self) except -1:
         # Between lock and unlock no Python object may be made: that could run other Python code, which could need
@@ -258,26 +269,29 @@ cdef class Receipt:
             if fp_now_us() >= until or self.runtime.closed:
                 return self.done
             self.runtime.wait_for_news(until, seen)
-        self.runtime.sweep()
+        self.runtime.sweep(True)
         return True
 
-    cdef list failures(self):
-        """[(index, error code, partition), ...]"""
+    cdef list failures(self, int64_t first, int64_t count):
+        """[(index, error code, partition), ...] of the records from `first` on."""
         cdef failure_t* copy = NULL
-        cdef int64_t n
+        cdef int64_t n, i, found = 0
         self.lock()
         n = self.c.failure_count
         if n:
             copy = <failure_t*>malloc(n * sizeof(failure_t))
             if copy != NULL:
-                memcpy(copy, self.c.failures, n * sizeof(failure_t))
+                for i in range(n):
+                    if first <= self.c.failures[i].index < first + count:
+                        copy[found] = self.c.failures[i]
+                        found += 1
         self.unlock()
         if n == 0:
             return []
         if copy == NULL:
             raise MemoryError()
         try:
-            return [(copy[i].index, copy[i].error, copy[i].partition) for i in range(n)]
+            return [(copy[i].index, copy[i].error, copy[i].partition) for i in range(found)]
         finally:
             free(copy)
 
@@ -286,7 +300,7 @@ cdef class Receipt:
         """List of FailedRecord(index, error, record), by index."""
         failed = [
             FailedRecord(index, self.runtime.outcome_error(code), self.record(index, partition))
-            for index, code, partition in self.failures()
+            for index, code, partition in self.failures(0, self.total)
         ]
         failed += [FailedRecord(index, error, self.record(index, None)) for index, error in self.rejected.items()]
         failed.sort(key=operator.attrgetter("index"))
@@ -331,33 +345,23 @@ cdef class Receipt:
         cdef Block block
         if index in self.kept:
             return self.kept[index]
-        for block in self.blocks:
+        for block in list(self.blocks.values()):
             if block.first <= index < block.first + block.count:
                 return block.record(self.topic, index, partition)
         return None
 
-    cdef sweep(self):
-        """Lets go of buffers that librdkafka has done with; only records that failed are copied out of them."""
-        cdef Block block
-        idle = []
-        kept = []
-        blocks = self.blocks
-        flags = [False] * len(blocks)
-        self.lock()
-        for i in range(len(blocks)):
-            flags[i] = (<Block>blocks[i]).idle()
-        self.unlock()
-        for block, free_now in zip(blocks, flags):
-            (idle if free_now else kept).append(block)
-        if not idle:
-            return
-        if self.c.failure_count or self.rejected:
-            lost = self.failures() + [(index, 0, None) for index in self.rejected]
-            for index, _, partition in lost:
-                for block in idle:
-                    if block.first <= index < block.first + block.count and index not in self.kept:
-                        self.kept[index] = block.record(self.topic, index, partition)
-        self.blocks = kept
+    cdef let_go(self, Block block):
+        """Forgets a block that librdkafka has done with; only records that failed are copied out of it."""
+        cdef int64_t end = block.first + block.count
+        if self.c.failure_count:
+            for index, _, partition in self.failures(block.first, block.count):
+                self.kept[index] = block.record(self.topic, index, partition)
+        if self.rejected:
+            places = self.rejected if len(self.rejected) < block.count else range(block.first, end)
+            for index in places:
+                if block.first <= index < end and index in self.rejected:
+                    self.kept[index] = block.record(self.topic, index, None)
+        del self.blocks[block.first]
 
     def __repr__(self):
         return (
@@ -422,7 +426,8 @@ cdef class Runtime:
     cdef dict topics            # name -> address of its topic_t; keeps the names alive
     cdef object last_name       # the topic of the last call, to save the look-up
     cdef topic_t* last_topic
-    cdef list receipts          # bulk calls whose buffers librdkafka may still read
+    cdef list blocks            # of bulk calls, oldest first: those librdkafka may still read
+    cdef Py_ssize_t crowd       # so many of them that all are looked at, not only the oldest
     cdef object partitioner     # a Python partitioner, or None
     cdef object on_delivery
     cdef object error_cb
@@ -489,7 +494,7 @@ cdef class Runtime:
         self.client.statistics_wanted = settings.statistics_wanted
         self.topics = {}
         self.last_name = object()  # no topic yet
-        self.receipts = []
+        self.blocks = []
         self.generation = forks()
         self.pid = settings.pid
         self.gone = True
@@ -608,7 +613,8 @@ cdef class Runtime:
         with nogil:
             publish_completed(self.client)
         self.gone = True
-        self.receipts = []
+        self.sweep(True)
+        self.blocks = []
 
     cdef drop_callbacks(self):
         """Releases callables of records whose callbacks never ran."""
@@ -897,19 +903,25 @@ cdef class Runtime:
 
     # ---- bulk
 
-    def receipt(self, topic):
-        """A Receipt for a bulk call to `topic`, or None for a topic per record."""
-        cdef Receipt receipt = Receipt.__new__(Receipt)
+    def receipt(self, topic, Receipt earlier=None):
+        """The Receipt for a bulk call to `topic`, or None for a topic per record: a new one, or that of an earlier."""
+        cdef Receipt receipt
         self.check()
         if self.transactional and not self.in_transaction:
             raise RecordError(
                 KafkaError(ERR__STATE, "a transactional producer needs begin_transaction() before producing")
             )
+        if earlier is not None:
+            if earlier.runtime is not self:
+                raise ValueError("the receipt is another producer's")
+            if earlier.topic != topic:
+                raise ValueError(f"the receipt is for topic {earlier.topic!r}, not {topic!r}")
+            return earlier
         if topic is not None:
             self.topic_of(topic)
+        receipt = Receipt.__new__(Receipt)
         receipt.runtime = self
         receipt.topic = topic
-        self.sweep()
         return receipt
 
     def submit(self, Receipt receipt, Column values, Column keys, Column topics, partitions, timestamps, headers,
@@ -930,7 +942,7 @@ cdef class Runtime:
             return
         self.check()
         if receipt.total + n > 0xffffffff:
-            raise ValueError("one call takes at most 2**32 records")
+            raise ValueError("a receipt covers at most 2**32 records")
         if partitions is not None:
             wanted = &chosen[0]
         if timestamps is not None:
@@ -944,6 +956,7 @@ cdef class Runtime:
         if block.c == NULL:
             raise MemoryError()
         block.c.refs = 1
+        block.receipt = receipt
         block.c.receipt = receipt.c
         receipt.lock()
         receipt.c.refs += 1
@@ -957,10 +970,9 @@ cdef class Runtime:
         block.timestamps = timestamps
         block.headers = headers
         block.busy = True
-        receipt.blocks.append(block)
+        receipt.blocks[block.first] = block
         receipt.total += n
-        if receipt not in self.receipts:
-            self.receipts.append(receipt)
+        self.blocks.append(block)
         try:
             if topics is None and headers is None and self.partitioner is None:
                 while i < n:
@@ -975,7 +987,7 @@ cdef class Runtime:
                         PyErr_CheckSignals()
         finally:
             block.busy = False
-        self.sweep()
+        self.sweep(False)
 
     cdef int64_t submit_fast(
         self, Receipt receipt, Block block, topic_t* topic, const int32_t* wanted, const int64_t* stamps, bint zero_copy,
@@ -986,7 +998,7 @@ cdef class Runtime:
         cdef record_t record
         cdef Column values = block.values, keys = block.keys
         cdef int64_t i = start, stop, first = block.first, n = block.count
-        cdef int64_t most = self.max_record_bytes, run
+        cdef int64_t most = self.max_record_bytes
         cdef int64_t below = min(most - 128, ZERO_COPY_BYTES if zero_copy else most)
         cdef int32_t chosen
         cdef int kind
@@ -1019,12 +1031,10 @@ cdef class Runtime:
                         break
                     if append(acc, topic, &record, &chosen) != APPEND_OK:
                         break
-                    receipt.c.accepted += 1
+                    receipt.took(&record)
                     i += 1
                     if runs:
-                        run = append_run(acc, topic, block.c, &values.c, i, stop, first, below)
-                        receipt.c.accepted += run
-                        i += run
+                        i += append_run(acc, topic, block.c, &values.c, i, stop, first, below)
                 pthread_mutex_unlock(&acc.lock)
                 if i < stop:
                     break
@@ -1093,7 +1103,9 @@ cdef class Runtime:
             pthread_mutex_unlock(&self.client.acc.lock)
             if status != APPEND_OK:
                 self.append_slowly(topic, &record, status, 0 if receipt.full else self.max_block_us)
-            receipt.c.accepted += 1
+            receipt.lock()
+            receipt.took(&record)
+            receipt.unlock()
         except (BufferFullError, TypeError, ValueError, KafkaException) as error:
             if isinstance(error, BufferFullError):
                 receipt.full = True
@@ -1104,14 +1116,41 @@ cdef class Runtime:
                 ))
         return 0
 
-    cdef sweep(self):
-        """Lets go of buffers that librdkafka has done with, and of bulk calls that have none left."""
-        cdef Receipt receipt
-        if not self.receipts:
+    cdef sweep(self, bint thoroughly):
+        """Lets go of buffers that librdkafka has done with.
+
+        They are done with roughly in order, so a look at the oldest is enough, most of the time: a look at all of them
+        at every call would make many small calls slow.
+        """
+        cdef Block block
+        cdef Py_ssize_t i = 0, n, idle = 0
+        cdef list blocks, flags = None, gone = None, fresh = []
+        if not self.blocks:
             return
-        for receipt in self.receipts:
-            receipt.sweep()
-        self.receipts = [receipt for receipt in self.receipts if receipt.blocks]
+        # Taken out meanwhile: whenever an object is made, another thread may come here.
+        blocks, self.blocks = self.blocks, fresh
+        n = len(blocks)
+        thoroughly = thoroughly or n >= self.crowd
+        if thoroughly:
+            flags = [False] * n
+        pthread_mutex_lock(&self.client.acc.lock)  # until it is unlocked no object may be made
+        while i < n and (thoroughly or i == idle):
+            if (<Block>blocks[i]).idle():
+                idle += 1
+                if thoroughly:
+                    flags[i] = True
+            i += 1
+        pthread_mutex_unlock(&self.client.acc.lock)
+        if thoroughly:
+            gone = [block for block, done in zip(blocks, flags) if done]
+            blocks = [block for block, done in zip(blocks, flags) if not done]
+            self.crowd = 8 + 2 * len(blocks)
+        elif idle:
+            gone = blocks[:idle]
+            del blocks[:idle]
+        self.blocks[:0] = blocks
+        for block in gone or ():
+            block.receipt.let_go(block)
 
     # ---- callbacks and waiting
 
@@ -1203,7 +1242,7 @@ cdef class Runtime:
                     link = &link[0].next
                 link[0] = flusher.next
                 pthread_mutex_unlock(&acc.lock)
-        self.sweep()
+        self.sweep(True)
         return 0 if idle else self.outstanding()
 
     cpdef str trouble(self):

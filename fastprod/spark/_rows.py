@@ -40,9 +40,15 @@ def _hand_over(task: Task, rows: list[Any]) -> None:
     for topic, part in _by_topic(rows, columns, task.topic):
         get = part.get
         receipt = task.producer.produce_many(
-            topic, get("value"), get("key"), get("partition"), get("headers"), get("timestamp")
+            topic,
+            get("value"),
+            get("key"),
+            get("partition"),
+            get("headers"),
+            get("timestamp"),
+            receipt=task.receipt(topic),
         )
-        task.took(receipt, len(part["value"]), sum(_size(part.get(name, ())) for name in ("key", "value")))
+        task.produced(topic, receipt)
 
 
 def _columns(rows: list[Any]) -> Columns:
@@ -121,19 +127,6 @@ def _by_topic(rows: list[Any], columns: Columns, topic: str | None) -> Iterator[
             yield name, columns
         else:
             yield name, {field: [column[index] for index in mine] for field, column in columns.items()}
-
-
-def _size(column: Sequence[Any]) -> int:
-    """Bytes of the cells."""
-    return sum(
-        len(cell)
-        if isinstance(cell, (bytes, bytearray)) or (isinstance(cell, str) and cell.isascii())
-        else cell.nbytes
-        if isinstance(cell, memoryview)
-        else len(cell.encode())
-        for cell in column
-        if cell is not None
-    )
 
 
 def _shown(row: Any) -> str:

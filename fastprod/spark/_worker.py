@@ -1,7 +1,7 @@
 """Executor side: one producer per Python worker, and the task that feeds it.
 
     parts of a Spark partition: Arrow batches, or chunks of rows
-        -> Task.took()      counts what was handed over; buffer.memory holds it back, nobody waits for acknowledgements
+        -> Task.produced()  keeps the receipt; buffer.memory holds rows back, nobody waits for acknowledgements
         -> Task.finish()    waits for all of them once, at the end; any failure fails the task
         -> TaskReport       one small row for the driver
 
@@ -15,10 +15,10 @@ import hashlib
 import os
 import time
 import uuid
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
@@ -30,11 +30,13 @@ from fastprod.spark.report import PartitionReport, TaskReport, Topics, merge_top
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from fastprod._core._runtime import Receipt
+
 __all__ = ["ExportError", "Sink", "Task", "in_task", "report_batches", "write_batches"]
 
 SHOWN = 5  # errors in a message
-LOOK = 16  # of the oldest receipts that are looked at for failures, each time something is handed over
-LOOK_S = 0.5  # and how often while waiting for acknowledgements
+LOOK_S = 0.5  # how often a task looks for failures while it waits for acknowledgements
+RECEIPT_ROWS = 2**31  # after which the next receipt begins; it holds twice as many
 KEPT = 4  # producers that a worker keeps for later tasks
 
 Part = TypeVar("Part")
@@ -99,57 +101,56 @@ class Task:
         self.topic = topic
         self.report = report
         self._before = producer.stats()
-        self._rows = 0  # handed over
-        self._open: deque[Any] = deque()  # receipts without all outcomes, oldest first
+        self._receipts: list[Receipt] = []
+        self._current: dict[str | None, Receipt] = {}  # by topic, None = a topic per record
 
-    def took(self, receipt: Any, rows: int, size: int) -> None:
-        """Counts what was handed over. Raises ExportError if a record has failed meanwhile."""
-        self.report.bytes += size
-        self._rows += rows
-        self._open.append(receipt)
-        if receipt.failed or any(one.failed for one in islice(self._open, LOOK)):
+    def receipt(self, topic: str | None) -> Receipt | None:
+        """That of earlier calls to a topic, for the next."""
+        earlier = self._current.get(topic)
+        return None if earlier is None or earlier.total >= RECEIPT_ROWS else earlier
+
+    def produced(self, topic: str | None, receipt: Receipt) -> None:
+        """Keeps the receipt of a call."""
+        if self._current.get(topic) is not receipt:
+            self._current[topic] = receipt
+            self._receipts.append(receipt)
+
+    def check(self) -> None:
+        """Raises ExportError if a record has failed so far."""
+        if any(receipt.failed for receipt in self._receipts):
             raise self._failure()
-        while self._open and self._open[0].done:
-            self._close(self._open.popleft())
 
     def finish(self) -> TaskReport:
         """Waits for every outcome, or the first failure."""
-        while self._open:
-            if self._open[0].wait(LOOK_S):
-                self._close(self._open.popleft())
-            elif any(one.failed for one in self._open):
-                raise self._failure()
-        self.report.failed = self._rows - self.report.records
-        if self.report.failed:
-            raise self._failure()
+        for receipt in self._receipts:
+            while not receipt.wait(LOOK_S):
+                self.check()
+            self.check()
+            self.report.records += receipt.acknowledged
+            self.report.bytes += receipt.bytes
+            topics: Topics = {}
+            for (topic, partition), extent in receipt.extents.items():
+                topics.setdefault(topic, {})[partition] = PartitionReport(extent.records, extent.first, extent.last)
+            merge_topics(self.report.topics, topics)
         self.report.end()
         after = self.producer.stats()
         self.report.retries = after.retries - self._before.retries
-        for name, topic in after.topics.items():
-            used = topic.since(self._before.topics.get(name), self.report.seconds)
+        for name, told in after.topics.items():
+            used = told.since(self._before.topics.get(name), self.report.seconds)
             if used.cells:
                 self.report.stats[name] = used
         return self.report
 
-    def _close(self, receipt: Any) -> None:
-        if receipt.failed:
-            self._open.appendleft(receipt)
-            raise self._failure()
-        self.report.records += receipt.acknowledged
-        topics: Topics = {}
-        for (topic, partition), extent in receipt.extents.items():
-            topics.setdefault(topic, {})[partition] = PartitionReport(extent.records, extent.first, extent.last)
-        merge_topics(self.report.topics, topics)
-
     def _failure(self) -> ExportError:
-        failures = (failure for receipt in self._open if receipt.failed for failure in receipt.errors)
+        failures = (failure for receipt in self._receipts if receipt.failed for failure in receipt.errors)
         found = Counter(_words(failure.error) for failure in failures)
         shown = [f"{words} ({count:,} times)" if count > 1 else words for words, count in found.most_common(SHOWN)]
         if len(found) > SHOWN:
             shown.append(f"{len(found) - SHOWN} other errors")
         return ExportError(
             f"{found.total():,} of the records of Spark partition {self.report.task} (attempt {self.report.attempt}) "
-            f"failed; of {self._rows:,} handed over so far, {self.report.records:,} are known to be acknowledged. "
+            f"failed; of {sum(receipt.total for receipt in self._receipts):,} handed over so far, "
+            f"{sum(receipt.acknowledged for receipt in self._receipts):,} are known to be acknowledged. "
             f"Errors: {'; '.join(shown) or 'none told'}"
         )
 
@@ -189,6 +190,7 @@ def _write(
     task = Task(producer, sink.topic, report)
     for part in parts:
         hand_over(task, part)
+        task.check()
     return task.finish()
 
 
@@ -224,7 +226,8 @@ def write_batches(sink: Sink, batches: Iterable[pa.RecordBatch]) -> TaskReport:
 
     def hand_over(task: Task, batch: pa.RecordBatch) -> None:
         check_topics(batch, sink.topic)
-        task.took(task.producer.produce_arrow(batch, sink.topic), batch.num_rows, payload_bytes(batch))
+        receipt = task.producer.produce_arrow(batch, sink.topic, receipt=task.receipt(sink.topic))
+        task.produced(sink.topic, receipt)
 
     return in_task(sink, (batch for batch in batches if batch.num_rows), hand_over)
 
@@ -245,11 +248,3 @@ def check_topics(batch: pa.RecordBatch, topic: str | None) -> None:
                 f"column 'topic' is null in {missing} of {batch.num_rows} rows; "
                 "fill it, or give topic=..., which beats it"
             )
-
-
-def payload_bytes(batch: pa.RecordBatch) -> int:
-    import pyarrow.compute as pc
-
-    count: Any = pc  # whose type hints know no column of a type yet unknown
-    columns = [batch.column(name) for name in ("key", "value") if name in batch.schema.names]
-    return sum(int(count.sum(count.binary_length(column)).as_py() or 0) for column in columns)

@@ -569,6 +569,98 @@ def test_offsets_and_extents_tell_the_truth(cluster: MockCluster, producer: Prod
     assert all(key[0] == "t" for key in receipt.extents)
 
 
+def test_a_receipt_counts_the_bytes_of_what_was_accepted(producer: Producer) -> None:
+    for metadata_known in (False, True):
+        rows = done(producer.produce_many("t", ["\u00e9", b"", None, b"abc"], keys=[b"k", None, b"", b"kk"]), 4)
+        assert rows.bytes == 2 + 3 + 3, metadata_known
+    assert done(producer.produce_many("t", [b"x" * 7] * 5000), 5000).bytes == 35_000
+    assert done(producer.produce_many("t", [b"x" * 600] * 50), 50).bytes == 30_000
+    assert done(producer.produce_many("t", [b"ab"] * 3, headers={"h": b"ignored"}), 3).bytes == 6
+    refused = producer.produce_many("t", [b"x" * 2_000_000, b"abc"])
+    assert refused.wait(30)
+    assert (refused.accepted, refused.failed, refused.bytes) == (1, 1, 3)
+
+
+def test_one_receipt_for_many_calls(cluster: MockCluster, producer: Producer) -> None:
+    receipt = producer.produce_many("t", [b"0"] * 10, partitions=0)
+    for n in range(1, 50):
+        assert producer.produce_many("t", [b"%d" % n] * 10, partitions=n % PARTITIONS, receipt=receipt) is receipt
+    table = pa.table({"value": [b"arrow"] * 10, "partition": [3] * 10})
+    assert producer.produce_arrow(table, "t", receipt=receipt) is receipt
+    done(receipt, 510)
+    records = cluster.records("t")
+    assert len(records) == 510
+    assert {key[1]: extent.records for key, extent in receipt.extents.items()} == {0: 130, 1: 130, 2: 120, 3: 130}
+    assert receipt.bytes == sum(len(record.value() or b"") for record in records)
+
+
+def test_what_fails_in_a_later_call_has_its_place_in_the_receipt(cluster: MockCluster, producer: Producer) -> None:
+    receipt = producer.produce_many("t", [b"a", "b", None], partitions=0)
+    producer.produce_many("t", [b"c", b"d"], partitions=[0, 77], receipt=receipt)
+    producer.flush(30)  # lets go of the blocks
+    producer.produce_many("t", [b"e", b"f" * 2_000_000], receipt=receipt)
+    assert receipt.wait(30)
+    assert (receipt.total, receipt.acknowledged, receipt.failed) == (7, 5, 2)
+    assert [(failed.index, (failed.record.value or b"")[:1]) for failed in receipt.errors if failed.record] == [
+        (4, b"d"),
+        (6, b"f"),
+    ]
+
+
+def test_a_receipt_of_another_topic_or_producer_is_refused(producer: Producer, make: Callable[..., Producer]) -> None:
+    receipt = done(producer.produce_many("t", [b"a"]), 1)
+    with pytest.raises(ValueError, match="the receipt is for topic 't', not 'u'"):
+        producer.produce_many("u", [b"a"], receipt=receipt)
+    with pytest.raises(ValueError, match="the receipt is for topic 't', not None"):
+        producer.produce_arrow(pa.table({"value": [b"a"], "topic": ["t"]}), receipt=receipt)
+    with pytest.raises(ValueError, match="the receipt is another producer's"):
+        make().produce_many("t", [b"a"], receipt=receipt)
+    with pytest.raises(TypeError, match="Receipt"):
+        producer.produce_many("t", [b"a"], receipt="r")  # type: ignore[arg-type]
+    done(receipt, 1)
+
+
+def test_threads_that_share_a_receipt(cluster: MockCluster, producer: Producer) -> None:
+    receipt = producer.produce_many("t", [b"first"])
+
+    def work(number: int) -> None:
+        for n in range(200):
+            if n % 2:
+                producer.produce_many("t", [b"x" * 20] * 30, receipt=receipt)
+            else:
+                producer.produce_many("t", [b"x" * 600] * 30, headers={"n": b"1"}, receipt=receipt)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    done(receipt, 1 + 4 * 200 * 30)
+    assert receipt.bytes == 5 + 4 * 100 * 30 * 620
+    assert sum(extent.records for extent in receipt.extents.values()) == receipt.total
+
+
+def test_buffers_behind_one_that_waits_are_released_too(cluster: MockCluster, producer: Producer) -> None:
+    producer.produce_many("t", [b"warm"] * PARTITIONS, partitions=list(range(PARTITIONS))).wait(30)
+    cluster.set_rtt(30_000, cluster.leader_of("t", 0))
+    first = producer.produce_many("t", [b"held up" * 100], partitions=0)
+    elsewhere = next(n for n in range(PARTITIONS) if cluster.leader_of("t", n) != cluster.leader_of("t", 0))
+    alive: list[Any] = []
+    most = 0
+    for _ in range(500):
+        value = np.full(1000, 65, "u1")
+        buffers = [None, pa.py_buffer(np.array([0, 1000], "i4")), pa.py_buffer(value)]
+        producer.produce_many("t", pa.Array.from_buffers(pa.binary(), 1, buffers), partitions=elsewhere)
+        alive.append(weakref.ref(value))
+        del value, buffers
+        most = max(most, sum(ref() is not None for ref in alive))
+        time.sleep(0.001)
+    assert most < 300
+    assert not first.done
+    producer.purge()
+    assert first.wait(30)
+
+
 def test_offsets_are_unknown_with_acks_0(make: Callable[..., Producer]) -> None:
     receipt = done(make(acks=0).produce_many("t", [b"x"] * 10, partitions=1), 10)
     assert receipt.offsets == {1: (None, None)}

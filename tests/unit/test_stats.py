@@ -165,7 +165,8 @@ def test_where_librdkafka_chooses_partitions_are_counted_by_its_reports(
             one.begin_transaction()
         for number in range(500):
             one.produce(TOPIC, b"v", str(number).encode())
-        assert one.produce_many(TOPIC, [b"w"] * 500).wait(30)
+        one.produce_many(TOPIC, [b"w"] * 500)
+        assert one.flush(30) == 0
         if transactional:
             one.commit_transaction()
         partitions = one.stats().topics[TOPIC].partitions
