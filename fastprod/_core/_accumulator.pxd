@@ -47,7 +47,7 @@ ctypedef struct slot_t:       # one record in a chunk
     const char* key           # likewise
     uint32_t size             # bytes of the value
     uint32_t key_size
-    uint32_t index            # position in the bulk call
+    uint32_t index            # position in the receipt
     int32_t state             # PENDING, 0 = acknowledged, else error; the wanted partition in the undecided lane
 
 ctypedef struct rich_t:       # follows the slot in chunks of records with callback, headers or timestamp
@@ -71,15 +71,12 @@ ctypedef struct extent_t:     # what a bulk call wrote to one partition
     int64_t first             # lowest and highest offset, -1 = unknown
     int64_t last
 
-ctypedef struct receipt_t:    # outcome of one bulk call; under the accumulator's lock
+ctypedef struct receipt_t:    # outcome of bulk calls; under the accumulator's lock
     int32_t refs              # the Python Receipt and every block
     int64_t accepted
     int64_t bytes             # of their keys and values
     int64_t acknowledged
     int64_t failed            # of the accepted ones
-    failure_t* failures       # owned
-    int64_t failure_count
-    int64_t failure_capacity
     extent_t* extents         # owned
     int32_t extent_count
     int32_t extent_capacity
@@ -87,6 +84,10 @@ ctypedef struct receipt_t:    # outcome of one bulk call; under the accumulator'
 ctypedef struct block_t:      # records of a bulk call that share their source buffers; under the lock as well
     int32_t refs              # the Python side and every chunk: at 1 librdkafka is done with the buffers
     receipt_t* receipt        # counted reference
+    int64_t taken             # records that were accepted
+    failure_t* failures       # owned
+    int64_t failure_count
+    int64_t failure_capacity
 
 ctypedef struct chunk_t:
     chunk_t* next             # next in the lane's waiting list or the delivery list
@@ -352,7 +353,6 @@ cdef void publish(accumulator_t*, chunk_t*) noexcept nogil
 cdef void chunk_release(accumulator_t*, chunk_t*) noexcept nogil
 cdef void block_release(block_t*) noexcept nogil
 cdef void receipt_release(receipt_t*) noexcept nogil
-cdef int receipt_add_failure(receipt_t*, int64_t index, int32_t error, int32_t partition) noexcept nogil
 cdef bint pool_has_room(accumulator_t*, int64_t need) noexcept nogil
 cdef void wake_waiters(accumulator_t*) noexcept nogil
 cdef void leave_queue(accumulator_t*, waiter_t*) noexcept nogil

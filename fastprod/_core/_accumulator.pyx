@@ -1051,6 +1051,7 @@ cdef int64_t append_run(
     lane.in_records += i
     lane.in_bytes += total
     if block != NULL:
+        block.taken += i
         block.receipt.accepted += i
         block.receipt.bytes += total
     return i
@@ -1200,8 +1201,8 @@ cdef void publish(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
                 if slot.state == MOVED:
                     continue
                 if slot.state != 0:
-                    receipt_add_failure(
-                        receipt,
+                    _block_add_failure(
+                        chunk.block,
                         slot.index,
                         error_of(slot),
                         rich_at(chunk, i).partition if chunk.rich else chunk.lane.partition,
@@ -1334,33 +1335,34 @@ cdef void block_release(block_t* block) noexcept nogil:
     if block != NULL:
         block.refs -= 1
         if block.refs == 0:
-            receipt_release(block.receipt)
+            if block.receipt != NULL:
+                receipt_release(block.receipt)
+            free(block.failures)
             free(block)
 
 
 cdef void receipt_release(receipt_t* receipt) noexcept nogil:
     receipt.refs -= 1
     if receipt.refs == 0:
-        free(receipt.failures)
         free(receipt.extents)
         free(receipt)
 
 
-cdef int receipt_add_failure(receipt_t* receipt, int64_t index, int32_t error, int32_t partition) noexcept nogil:
-    """Notes a failed record; when even that finds no memory the count still tells (-1)."""
+cdef int _block_add_failure(block_t* block, int64_t index, int32_t error, int32_t partition) noexcept nogil:
+    """Notes a failed record; when even that finds no memory the receipt's count still tells (-1)."""
     cdef int64_t capacity
     cdef void* grown
-    if receipt.failure_count == receipt.failure_capacity:
-        capacity = max(16, receipt.failure_capacity * 2)
-        grown = realloc(receipt.failures, capacity * sizeof(failure_t))
+    if block.failure_count == block.failure_capacity:
+        capacity = max(16, block.failure_capacity * 2)
+        grown = realloc(block.failures, capacity * sizeof(failure_t))
         if grown == NULL:
             return -1
-        receipt.failures = <failure_t*>grown
-        receipt.failure_capacity = capacity
-    receipt.failures[receipt.failure_count].index = index
-    receipt.failures[receipt.failure_count].error = error
-    receipt.failures[receipt.failure_count].partition = partition
-    receipt.failure_count += 1
+        block.failures = <failure_t*>grown
+        block.failure_capacity = capacity
+    block.failures[block.failure_count].index = index
+    block.failures[block.failure_count].error = error
+    block.failures[block.failure_count].partition = partition
+    block.failure_count += 1
     return 0
 
 

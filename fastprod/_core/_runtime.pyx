@@ -19,6 +19,7 @@ from fastprod.receipt import Extent, FailedRecord, Record
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
+from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
@@ -128,12 +129,14 @@ from fastprod._core._rdkafka cimport api as rdkafka
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object, Py_ssize_t*) except NULL
     unsigned long PyThread_get_thread_ident() nogil
+    int PyList_SetSlice(object, Py_ssize_t, Py_ssize_t, PyObject*) except -1
 
 cdef enum:
     SLICE_US = 100000           # how long a call may block before it looks for Ctrl-C
     ZERO_COPY_BYTES = 512       # smaller values are as cheap to copy as to pin; at 400 bytes pinning gains 10 to 20 %
     MAX_PARTITIONS = 0x7fff0000 # larger numbers mean other things in slot_t.state
     BULK_STEP = 1024            # records appended under one hold of the lock
+    SWEEP_US = 100000           # how long buffers may be kept that are done with, though older ones are not
     # What librdkafka allocates per message, besides the key: rd_kafka_msg_t and malloc's share.
     MESSAGE_OVERHEAD = 272
 
@@ -146,12 +149,20 @@ cdef class Block:
     cdef bint busy              # its records are being handed in
     cdef int64_t first          # index of its first record in the receipt
     cdef int64_t count
+    cdef dict rejected          # index -> exception: never accepted
     cdef Column values
     cdef Column keys
     cdef Column topics
     cdef object partitions
     cdef object timestamps
     cdef object headers
+
+    def __cinit__(self):
+        self.c = <block_t*>calloc(1, sizeof(block_t))
+        if self.c == NULL:
+            raise MemoryError()
+        self.c.refs = 1
+        self.rejected = {}
 
     def __dealloc__(self):
         # The Runtime keeps a Block until no chunk refers to it, so this is the last reference.
@@ -180,17 +191,18 @@ cdef class Receipt:
     """What became of the records of one bulk call, or of several that were given the same receipt.
 
     `wait()` blocks until every record has its outcome; until then the counts grow. Records that failed are in
-    `errors`, with their position in the call.
+    `errors`, with their position in the call; where calls share a receipt, it goes on from one to the next.
     """
 
     cdef receipt_t* c
     cdef Runtime runtime        # keeps the lock alive
     cdef dict blocks            # first index -> Block: those librdkafka may still read
-    cdef dict rejected          # index -> exception: never accepted
-    cdef dict kept              # index -> Record of failed records whose block is gone
+    cdef dict kept              # index -> (error or its code, Record) of failed records whose block is gone
     cdef object topic           # the call's topic, None = a topic per record
     cdef bint full              # the buffer was full for max.block.ms: the rest of the call does not wait again
-    cdef readonly object total  # records in the call
+    cdef int64_t next_index
+    cdef int64_t rejected       # records that were never accepted
+    cdef readonly object total  # records given
 
     def __cinit__(self):
         self.c = <receipt_t*>calloc(1, sizeof(receipt_t))
@@ -198,7 +210,6 @@ cdef class Receipt:
             raise MemoryError()
         self.c.refs = 1
         self.blocks = {}
-        self.rejected = {}
         self.kept = {}
         self.total = 0
 
@@ -230,7 +241,7 @@ cdef class Receipt:
         self.lock()
         n = self.c.failed
         self.unlock()
-        return n + len(self.rejected)
+        return n + self.rejected
 
     @property
     def done(self):
@@ -239,6 +250,7 @@ cdef class Receipt:
 
     cdef inline void took(self, const record_t* record) noexcept nogil:
         """One record more; the lock is held."""
+        record.block.taken += 1
         self.c.accepted += 1
         self.c.bytes += max(record.size, 0) + max(record.key_size, 0)
 
@@ -272,39 +284,38 @@ cdef class Receipt:
         self.runtime.sweep(True)
         return True
 
-    cdef list failures(self, int64_t first, int64_t count):
-        """[(index, error code, partition), ...] of the records from `first` on."""
-        cdef failure_t* copy = NULL
-        cdef int64_t n, i, found = 0
-        self.lock()
-        n = self.c.failure_count
-        if n:
-            copy = <failure_t*>malloc(n * sizeof(failure_t))
-            if copy != NULL:
-                for i in range(n):
-                    if first <= self.c.failures[i].index < first + count:
-                        copy[found] = self.c.failures[i]
-                        found += 1
-        self.unlock()
-        if n == 0:
-            return []
-        if copy == NULL:
-            raise MemoryError()
-        try:
-            return [(copy[i].index, copy[i].error, copy[i].partition) for i in range(found)]
-        finally:
-            free(copy)
-
     @property
     def errors(self):
         """List of FailedRecord(index, error, record), by index."""
-        failed = [
-            FailedRecord(index, self.runtime.outcome_error(code), self.record(index, partition))
-            for index, code, partition in self.failures(0, self.total)
+        found = {}
+        for block in list(self.blocks.values()):
+            self.add_failed(block, found)
+        found.update(self.kept)
+        return [
+            FailedRecord(index, self.runtime.outcome_error(error) if isinstance(error, int) else error, record)
+            for index, (error, record) in sorted(found.items(), key=operator.itemgetter(0))
         ]
-        failed += [FailedRecord(index, error, self.record(index, None)) for index, error in self.rejected.items()]
-        failed.sort(key=operator.attrgetter("index"))
-        return failed
+
+    cdef add_failed(self, Block block, dict found):
+        """Adds the records of a block that have failed so far: index -> (error or its code, Record)."""
+        cdef failure_t* copy = NULL
+        cdef int64_t n, i
+        self.lock()
+        n = block.c.failure_count
+        if n:
+            copy = <failure_t*>malloc(n * sizeof(failure_t))
+            if copy != NULL:
+                memcpy(copy, block.c.failures, n * sizeof(failure_t))
+        self.unlock()
+        if n and copy == NULL:
+            raise MemoryError()
+        try:
+            for i in range(n):
+                found[copy[i].index] = (copy[i].error, block.record(self.topic, copy[i].index, copy[i].partition))
+        finally:
+            free(copy)
+        for index, error in list(block.rejected.items()):
+            found[index] = (error, block.record(self.topic, index, None))
 
     @property
     def offsets(self):
@@ -340,28 +351,12 @@ cdef class Receipt:
             free(copy)
         return dict(sorted(found.items()))
 
-    cdef record(self, index, partition):
-        """A record that failed."""
-        cdef Block block
-        if index in self.kept:
-            return self.kept[index]
-        for block in list(self.blocks.values()):
-            if block.first <= index < block.first + block.count:
-                return block.record(self.topic, index, partition)
-        return None
-
     cdef let_go(self, Block block):
         """Forgets a block that librdkafka has done with; only records that failed are copied out of it."""
-        cdef int64_t end = block.first + block.count
-        if self.c.failure_count:
-            for index, _, partition in self.failures(block.first, block.count):
-                self.kept[index] = block.record(self.topic, index, partition)
-        if self.rejected:
-            places = self.rejected if len(self.rejected) < block.count else range(block.first, end)
-            for index in places:
-                if block.first <= index < end and index in self.rejected:
-                    self.kept[index] = block.record(self.topic, index, None)
-        del self.blocks[block.first]
+        try:
+            self.add_failed(block, self.kept)
+        finally:
+            self.blocks.pop(block.first, None)
 
     def __repr__(self):
         return (
@@ -380,7 +375,7 @@ cdef _cell(Column column, index, bint text):
         return None
     if kind == CELL_NULL:
         return None
-    return data[:size].decode() if text else data[:size]
+    return data[:size].decode(errors="replace") if text else data[:size]
 
 
 cdef int64_t _until(double timeout) noexcept:
@@ -427,7 +422,7 @@ cdef class Runtime:
     cdef object last_name       # the topic of the last call, to save the look-up
     cdef topic_t* last_topic
     cdef list blocks            # of bulk calls, oldest first: those librdkafka may still read
-    cdef Py_ssize_t crowd       # so many of them that all are looked at, not only the oldest
+    cdef int64_t swept_us       # when all of them were looked at
     cdef object partitioner     # a Python partitioner, or None
     cdef object on_delivery
     cdef object error_cb
@@ -916,6 +911,7 @@ cdef class Runtime:
                 raise ValueError("the receipt is another producer's")
             if earlier.topic != topic:
                 raise ValueError(f"the receipt is for topic {earlier.topic!r}, not {topic!r}")
+            earlier.full = False
             return earlier
         if topic is not None:
             self.topic_of(topic)
@@ -931,7 +927,7 @@ cdef class Runtime:
         Columns are of one length; `partitions` (int32) and `timestamps` (int64) are numpy arrays or None, `headers`
         a list or None. A record that cannot be taken is noted in the receipt, the others go on.
         """
-        cdef int64_t n = values.c.length, i = 0
+        cdef int64_t n = values.c.length, i = 0, taken
         cdef const int32_t[::1] chosen = partitions
         cdef const int64_t[::1] times = timestamps
         cdef const int32_t* wanted = NULL
@@ -941,7 +937,9 @@ cdef class Runtime:
         if n == 0:
             return
         self.check()
-        if receipt.total + n > 0xffffffff:
+        if receipt.topic is None and topics is None:
+            raise TypeError("topic must be a name, not None")
+        if receipt.next_index + n > 0xffffffff:
             raise ValueError("a receipt covers at most 2**32 records")
         if partitions is not None:
             wanted = &chosen[0]
@@ -952,16 +950,12 @@ cdef class Runtime:
         if self.client.acc.policy == POLICY_LIBRDKAFKA:
             zero_copy = False  # acknowledgements come in no order, so the chunk must be found from the payload
         block = Block.__new__(Block)
-        block.c = <block_t*>calloc(1, sizeof(block_t))
-        if block.c == NULL:
-            raise MemoryError()
-        block.c.refs = 1
-        block.receipt = receipt
-        block.c.receipt = receipt.c
         receipt.lock()
         receipt.c.refs += 1
         receipt.unlock()
-        block.first = receipt.total
+        block.receipt = receipt
+        block.c.receipt = receipt.c
+        block.first = receipt.next_index
         block.count = n
         block.values = values
         block.keys = keys
@@ -970,8 +964,9 @@ cdef class Runtime:
         block.timestamps = timestamps
         block.headers = headers
         block.busy = True
-        receipt.blocks[block.first] = block
+        receipt.next_index += n
         receipt.total += n
+        receipt.blocks[block.first] = block
         self.blocks.append(block)
         try:
             if topics is None and headers is None and self.partitioner is None:
@@ -985,6 +980,12 @@ cdef class Runtime:
                     self.submit_one(receipt, block, topic, wanted, stamps, zero_copy, i)
                     if i & 0x3fff == 0:
                         PyErr_CheckSignals()
+        except BaseException:
+            receipt.lock()
+            taken = block.c.taken
+            receipt.unlock()
+            receipt.total -= n - taken - len(block.rejected)  # the rest was not given: it will have no outcome
+            raise
         finally:
             block.busy = False
         self.sweep(False)
@@ -1109,7 +1110,8 @@ cdef class Runtime:
         except (BufferFullError, TypeError, ValueError, KafkaException) as error:
             if isinstance(error, BufferFullError):
                 receipt.full = True
-            receipt.rejected[index] = error
+            block.rejected[index] = error
+            receipt.rejected += 1
             if self.transactional:  # nothing is raised: the commit must know
                 self.count_failure(error.args[0].code() if isinstance(error, KafkaException) else (
                     ERR__QUEUE_FULL if isinstance(error, BufferFullError) else ERR__INVALID_ARG
@@ -1119,38 +1121,47 @@ cdef class Runtime:
     cdef sweep(self, bint thoroughly):
         """Lets go of buffers that librdkafka has done with.
 
-        They are done with roughly in order, so a look at the oldest is enough, most of the time: a look at all of them
-        at every call would make many small calls slow.
+        They are done with roughly in order, so most of the time a look at the oldest is enough; a look at all of them
+        at every call would make many small calls slow. In between, no object is made that the garbage collector knows:
+        that could let other threads come here.
         """
         cdef Block block
-        cdef Py_ssize_t i = 0, n, idle = 0
-        cdef list blocks, flags = None, gone = None, fresh = []
-        if not self.blocks:
-            return
-        # Taken out meanwhile: whenever an object is made, another thread may come here.
-        blocks, self.blocks = self.blocks, fresh
-        n = len(blocks)
-        thoroughly = thoroughly or n >= self.crowd
-        if thoroughly:
-            flags = [False] * n
-        pthread_mutex_lock(&self.client.acc.lock)  # until it is unlocked no object may be made
-        while i < n and (thoroughly or i == idle):
-            if (<Block>blocks[i]).idle():
+        cdef Py_ssize_t i, idle = 0
+        cdef list gone = []
+        if thoroughly or fp_now_us() - self.swept_us > SWEEP_US:
+            self.swept_us = fp_now_us()
+            gone = self.sort_out()
+        elif self.blocks:
+            pthread_mutex_lock(&self.client.acc.lock)
+            while idle < len(self.blocks) and (<Block>self.blocks[idle]).idle():
                 idle += 1
-                if thoroughly:
-                    flags[i] = True
-            i += 1
-        pthread_mutex_unlock(&self.client.acc.lock)
-        if thoroughly:
-            gone = [block for block, done in zip(blocks, flags) if done]
-            blocks = [block for block, done in zip(blocks, flags) if not done]
-            self.crowd = 8 + 2 * len(blocks)
-        elif idle:
-            gone = blocks[:idle]
-            del blocks[:idle]
-        self.blocks[:0] = blocks
-        for block in gone or ():
-            block.receipt.let_go(block)
+            pthread_mutex_unlock(&self.client.acc.lock)
+            for i in range(idle):
+                gone.append(self.blocks[i])
+            PyList_SetSlice(self.blocks, 0, idle, NULL)
+        try:
+            while gone:
+                block = gone.pop()
+                block.receipt.let_go(block)
+        finally:
+            PyList_SetSlice(self.blocks, 0, 0, <PyObject*>gone)
+
+    cdef list sort_out(self):
+        """Takes out all blocks that librdkafka has done with, wherever they are."""
+        cdef Py_ssize_t i
+        cdef list flags, gone, kept, fresh = []
+        kept, self.blocks = self.blocks, fresh  # for as long as this takes
+        try:
+            flags = [False] * len(kept)
+            pthread_mutex_lock(&self.client.acc.lock)
+            for i in range(len(kept)):
+                flags[i] = (<Block>kept[i]).idle()
+            pthread_mutex_unlock(&self.client.acc.lock)
+            gone = [block for block, done in zip(kept, flags) if done]
+            kept = [block for block, done in zip(kept, flags) if not done]
+        finally:
+            PyList_SetSlice(self.blocks, 0, 0, <PyObject*>kept)
+        return gone
 
     # ---- callbacks and waiting
 

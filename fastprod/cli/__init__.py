@@ -45,6 +45,13 @@ else:
             command: click.Command = getattr(import_module(module), name)
             return command
 
+        def invoke(self, ctx: click.Context) -> object:
+            try:
+                return super().invoke(ctx)
+            except KeyboardInterrupt:
+                click.echo("interrupted", err=True)
+                ctx.exit(130)  # as the shell says it
+
     @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
     @click.version_option(__version__, prog_name="fastprod")
     def main() -> None:

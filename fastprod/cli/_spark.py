@@ -50,17 +50,17 @@ def session(master: str, name: str, config: Mapping[str, str] | None = None) -> 
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     with tempfile.TemporaryDirectory(prefix="fastprod-spark-") as work:
         log = Path(work, "spark.log")
+        builder = (
+            SparkSession.builder.master(master)
+            .appName(name)
+            .config("spark.ui.enabled", "false")
+            .config("spark.ui.showConsoleProgress", "false")
+            .config("spark.sql.warehouse.dir", str(Path(work, "warehouse")))
+            .config(map=dict(config or {}))
+        )
         with _stderr_to(log):  # the JVM inherits it, and so do its Python workers
             try:
-                spark = (
-                    SparkSession.builder.master(master)
-                    .appName(name)
-                    .config("spark.ui.enabled", "false")
-                    .config("spark.ui.showConsoleProgress", "false")
-                    .config("spark.sql.warehouse.dir", str(Path(work, "warehouse")))
-                    .config(map=dict(config or {}))
-                    .getOrCreate()
-                )
+                spark = _started(builder)
             except Exception as problem:
                 words = log.read_text(errors="replace").strip().splitlines()
                 raise Failure(
@@ -72,6 +72,19 @@ def session(master: str, name: str, config: Mapping[str, str] | None = None) -> 
         finally:
             with suppress(Exception):
                 spark.stop()
+
+
+def _started(builder: SparkSession.Builder) -> SparkSession:
+    """Lets a thread start Spark: if that is interrupted, a JVM is left behind that nobody ends."""
+    with ThreadPoolExecutor(1) as pool:
+        starting = pool.submit(builder.getOrCreate)
+        try:
+            return starting.result()
+        except KeyboardInterrupt:
+            wait([starting])
+            with suppress(Exception):
+                starting.result().stop()
+            raise
 
 
 def interruptibly(engine: SparkSession, work: Callable[[Event], None]) -> None:

@@ -110,13 +110,15 @@ class Task:
         return None if earlier is None or earlier.total >= RECEIPT_ROWS else earlier
 
     def produced(self, topic: str | None, receipt: Receipt) -> None:
-        """Keeps the receipt of a call."""
+        """Keeps the receipt of a call. Raises ExportError if one of its records has failed so far."""
         if self._current.get(topic) is not receipt:
             self._current[topic] = receipt
             self._receipts.append(receipt)
+        if receipt.failed:
+            raise self._failure()
 
     def check(self) -> None:
-        """Raises ExportError if a record has failed so far."""
+        """The same for the records of all calls."""
         if any(receipt.failed for receipt in self._receipts):
             raise self._failure()
 

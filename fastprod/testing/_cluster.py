@@ -6,7 +6,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Self
 
@@ -159,5 +159,6 @@ def _watermarks(consumer: Consumer, topic: str, timeout: float) -> dict[int, tup
                 if error.args[0].code() not in UNKNOWN or time.monotonic() + PAUSE_S > deadline:
                     raise
                 time.sleep(PAUSE_S)
-                consumer.list_topics(topic, timeout=max(PAUSE_S, deadline - time.monotonic()))
+                with suppress(KafkaException):
+                    consumer.list_topics(topic, timeout=max(PAUSE_S, deadline - time.monotonic()))
     return found

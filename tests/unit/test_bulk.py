@@ -640,6 +640,90 @@ def test_threads_that_share_a_receipt(cluster: MockCluster, producer: Producer) 
     assert sum(extent.records for extent in receipt.extents.values()) == receipt.total
 
 
+def test_threads_that_share_a_receipt_and_fail(producer: Producer) -> None:
+    """What one thread reads changes under its eyes."""
+    receipt = producer.produce_many("t", [b"first"])
+    told: list[BaseException] = []
+    stop = threading.Event()
+
+    def work() -> None:
+        try:
+            for _ in range(150):
+                producer.produce_many("t", [b"x", 1, b"y"] * 5, receipt=receipt)
+        except BaseException as problem:
+            told.append(problem)
+
+    def read() -> None:
+        try:
+            while not stop.is_set():
+                assert all(type(failed.error) is TypeError for failed in receipt.errors)
+        except BaseException as problem:
+            told.append(problem)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    reader = threading.Thread(target=read)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in (reader, *threads):
+            thread.start()
+        for thread in threads:
+            thread.join()
+        stop.set()
+        reader.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert not told
+    assert receipt.wait(30)
+    assert (receipt.total, receipt.acknowledged, receipt.failed) == (1 + 3 * 150 * 15, 1 + 3 * 150 * 10, 3 * 150 * 5)
+    assert len(receipt.errors) == receipt.failed
+
+
+def test_a_call_that_raises_leaves_a_shared_receipt_that_ends(make: Callable[..., Producer]) -> None:
+    class Moody:
+        def partition(self, topic: str, key: object, value: object, count: int, available: object) -> int:
+            if value == b"bad":
+                raise LookupError("no idea")
+            return 0
+
+    producer = make(partitioner=Moody())
+    receipt = producer.produce_many("t", [b"a", b"b"])
+    producer.flush(30)
+    with pytest.raises(LookupError, match="no idea"):
+        producer.produce_many("t", [b"c", b"x" * 2_000_000, b"bad", b"d"], receipt=receipt)
+    producer.produce_many("t", [b"e", b"f" * 2_000_000], receipt=receipt)
+    assert receipt.wait(30)
+    assert (receipt.total, receipt.acknowledged, receipt.failed) == (6, 4, 2)
+    assert [failed.index for failed in receipt.errors] == [3, 7]
+
+
+def test_a_shared_receipt_waits_for_room_in_each_call(cluster: MockCluster, make: Callable[..., Producer]) -> None:
+    producer = make(buffer_memory=200_000, max_block_ms=300, linger_ms=0)
+    producer.produce_many("t", [b"warm"] * PARTITIONS, partitions=list(range(PARTITIONS))).wait(30)
+    cluster.set_rtt(1500)
+    receipt = producer.produce_many("t", [b"x" * 100] * 4000)
+    assert receipt.failed, "there was room for all"
+    assert receipt.wait(30)
+    cluster.set_rtt(0)
+    failed = receipt.failed
+    producer.produce_many("t", [b"x" * 100] * 4000, receipt=receipt)
+    assert receipt.wait(30)
+    assert receipt.failed == failed
+
+
+def test_a_topic_that_is_no_text_is_told_and_hurts_nobody_else(producer: Producer) -> None:
+    receipt = producer.produce_arrow(pa.table({"value": [b"a", b"b"], "topic": [b"t", b"\xff\xfe"]}))
+    done(producer.produce_many("t", [b"c"] * 10), 10)
+    assert receipt.wait(30)
+    assert (receipt.acknowledged, receipt.failed) == (1, 1)
+    assert [failed.record.topic for failed in receipt.errors if failed.record] == ["\ufffd\ufffd"]
+
+
+def test_no_topic_is_a_type_error(producer: Producer) -> None:
+    with pytest.raises(TypeError, match="topic must be a name, not None"):
+        producer.produce_many(None, [b"x"])  # type: ignore[arg-type]
+
+
 def test_buffers_behind_one_that_waits_are_released_too(cluster: MockCluster, producer: Producer) -> None:
     producer.produce_many("t", [b"warm"] * PARTITIONS, partitions=list(range(PARTITIONS))).wait(30)
     cluster.set_rtt(30_000, cluster.leader_of("t", 0))
