@@ -3,8 +3,12 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -27,6 +31,40 @@ def test_the_demo_counts_what_it_wrote(tmp_path) -> None:
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["records"] == 20000
     assert sum(part["records"] for part in report["topics"]["orders"].values()) == 20000
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize("moment", ["starting", "working"])
+def test_ctrl_c_ends_all_processes(tmp_path, moment) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fastprod", "demo", "--rows", "500000000", "--master", "local[1]"],
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+    def running() -> bool:
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                if f"{tmp_path}/fastprod-spark-" in path.read_text() and "java" in path.read_text():
+                    return True
+        return False
+
+    wait_until(running if moment == "starting" else lambda: any(tmp_path.glob("fastprod-demo-*/orders.parquet/*")))
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=120) == ("", "interrupted\n")
+    assert process.returncode == 130
+    wait_until(lambda: not running())
+    assert list(tmp_path.glob("fastprod-*")) == []
 
 
 @pytest.fixture
