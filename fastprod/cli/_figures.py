@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 import confluent_kafka
@@ -26,41 +26,22 @@ ROOM = 1024 * MEGABYTE  # bytes that a broker of ours keeps of all that was sent
 
 # ---- before
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 
-
-def shared(command: Command) -> Command:
-    """The options that say where records go, and how."""
-    for option in reversed(
-        [
-            click.option("-t", "--topic", default="fastprod-perf", show_default=True, help="Where the records go."),
-            click.option(
-                "--partitions",
-                type=click.IntRange(1),
-                default=10,
-                show_default=True,
-                help="Of the topic, where it has to be created.",
-            ),
-            click.option(
-                "-X",
-                "options",
-                metavar="KEY=VALUE",
-                multiple=True,
-                callback=_options.pairs,
-                help="A client's option, repeatable. Goes to every client; fastprod's own options to fastprod alone.",
-            ),
-            click.option(
-                "-F",
-                "file",
-                metavar="FILE",
-                callback=_options.file,
-                help="Options as key=value lines; -X beats them.",
-            ),
-            click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True),
-        ]
-    ):
-        command = option(command)
-    return command
+# The options that say where records go, and how.
+shared = _options.together(
+    click.option("-t", "--topic", default="fastprod-perf", show_default=True, help="Where the records go."),
+    click.option(
+        "--partitions",
+        type=click.IntRange(1),
+        default=10,
+        show_default=True,
+        help="Of the topic, where it has to be created.",
+    ),
+    _options.client_options(
+        "A client's option, repeatable. Goes to every client; fastprod's own options to fastprod alone."
+    ),
+    click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True),
+)
 
 
 def brokers(given: dict[str, Any], bootstrap: str | None, real: bool) -> str | None:

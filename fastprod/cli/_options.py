@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import click
+
+Command = Callable[..., Any]
+Decorator = Callable[[Command], Command]
 
 
 class Failure(click.ClickException):
@@ -41,3 +47,22 @@ def file(ctx: click.Context, param: click.Parameter, path: str | None) -> dict[s
     except (OSError, UnicodeDecodeError) as error:
         raise click.BadParameter(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     return found
+
+
+def together(*options: Decorator) -> Decorator:
+    """Options of several commands, in the order of their help."""
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def client_options(help: str) -> Decorator:
+    """-X and -F, with kcat's letters."""
+    return together(
+        click.option("-X", "options", metavar="KEY=VALUE", multiple=True, callback=pairs, help=help),
+        click.option("-F", "file", metavar="FILE", callback=file, help="Options as key=value lines; -X beats them."),
+    )

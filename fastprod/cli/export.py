@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 from confluent_kafka import KafkaException
@@ -38,8 +38,6 @@ ORDERS = (  # the demo's columns
     "timestamp_millis(1700000000000 + id * 250) AS ordered_at",
 )
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
 
 def _report(ctx: click.Context, param: click.Parameter, path: str | None) -> str | None:
     """--report FILE, refused before the export rather than after it."""
@@ -52,41 +50,22 @@ def _report(ctx: click.Context, param: click.Parameter, path: str | None) -> str
     return path
 
 
-def _shared(command: Command) -> Command:
-    """The options that export and demo have in common."""
-    for option in reversed(
-        [
-            click.option(
-                "-b", "--bootstrap", metavar="HOST:PORT,...", help="Brokers. Without: mock brokers, counted afterwards."
-            ),
-            click.option(
-                "--partitions",
-                type=click.IntRange(1, 10_000),
-                default=6,
-                show_default=True,
-                help="Of the topic on mock brokers.",
-            ),
-            click.option("--master", default="local[*]", show_default=True, help="Spark's master."),
-            click.option(
-                "-X",
-                "options",
-                metavar="KEY=VALUE",
-                multiple=True,
-                callback=_options.pairs,
-                help="An option of the producer, repeatable.",
-            ),
-            click.option(
-                "-F",
-                "file",
-                metavar="FILE",
-                callback=_options.file,
-                help="Options as key=value lines; -X beats them.",
-            ),
-            click.option("--report", metavar="FILE", callback=_report, help="Save the report as .json or .html."),
-        ]
-    ):
-        command = option(command)
-    return command
+# The options that export and demo have in common.
+_shared = _options.together(
+    click.option(
+        "-b", "--bootstrap", metavar="HOST:PORT,...", help="Brokers. Without: mock brokers, counted afterwards."
+    ),
+    click.option(
+        "--partitions",
+        type=click.IntRange(1, 10_000),
+        default=6,
+        show_default=True,
+        help="Of the topic on mock brokers.",
+    ),
+    click.option("--master", default="local[*]", show_default=True, help="Spark's master."),
+    _options.client_options("An option of the producer, repeatable."),
+    click.option("--report", metavar="FILE", callback=_report, help="Save the report as .json or .html."),
+)
 
 
 @click.command()

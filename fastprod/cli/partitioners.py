@@ -89,15 +89,7 @@ def _picture(ctx: click.Context, param: click.Parameter, text: str | None) -> Pa
     help=f"The other case: {FEW_RECORDS} records, one every {FEW_INTERVAL_S * 1e3:g} ms, with a linger of "
     f"{FEW_LINGER_MS / 1e3:g} s and no slow broker: who sends before the linger is over?",
 )
-@click.option(
-    "-X",
-    "options",
-    metavar="KEY=VALUE",
-    multiple=True,
-    callback=_options.pairs,
-    help="A producer's option, repeatable.",
-)
-@click.option("-F", "file", metavar="FILE", callback=_options.file, help="Options as key=value lines; -X beats them.")
+@_options.client_options("A producer's option, repeatable.")
 @click.option("--plot", metavar="FILE", callback=_picture, help="Draw a picture to this .png or .svg file.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.pass_context
