@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from fastprod._core._columns import Column, columns
+from fastprod._core._message import HeaderColumn
 
 # values, keys, topics, partitions, timestamps, headers, may be sent without a copy
-Block = tuple[Column, Column, Column | None, Any, Any, Sequence[Any] | None, bool]
+Block = tuple[Column, Column, Column | None, Any, Any, Sequence[Any] | HeaderColumn | None, bool]
 
 
 def blocks_of_columns(values: Any, keys: Any, partitions: Any, headers: Any, timestamps: Any) -> Iterator[Block]:
@@ -151,23 +152,48 @@ def _milliseconds(source: Any) -> Any:
     return source
 
 
-def _headers(source: Any, count: int) -> Sequence[Any] | None:
+def _header_column(source: Any) -> HeaderColumn:
+    """A list or map array, whose entries are structs of a name and a value."""
+    import numpy as np
+    import pyarrow as pa
+
+    def string(kind: Any) -> bool:
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        return any(check(kind) for check in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
+
+    kind = source.type
+    if pa.types.is_null(kind) or (pa.types.is_list(kind) and pa.types.is_null(kind.value_type)):  # nobody has any
+        source = source.cast(pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])))
+    elif pa.types.is_fixed_size_list(kind) or pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+        source = source.cast(pa.large_list(kind.value_type))
+    elif not (pa.types.is_map(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        raise TypeError(f"headers must be lists of struct<key, value> or maps, not Arrow {kind}")
+    entries = source.values  # of the whole buffer, also where the array is a slice of it
+    if not pa.types.is_struct(entries.type):
+        raise TypeError(f"headers must be lists of struct<key, value>, not Arrow {kind}")
+    name, value = (0, 1) if pa.types.is_map(kind) else (entries.type.get_field_index(one) for one in ("key", "value"))
+    if name < 0 or value < 0:
+        raise TypeError(f"headers must be lists of struct<key, value>, not Arrow {kind}")
+    if not string(entries.type.field(name).type):
+        raise TypeError(f"a header's name must be a string, not Arrow {entries.type.field(name).type}")
+    fields = entries.flatten()  # an entry that is null has no name
+    return HeaderColumn(
+        np.asarray(source.offsets).astype("int64"),
+        np.asarray(source.is_null()).astype("uint8") if source.null_count else None,
+        _column(fields[name], "header name"),
+        _column(fields[value], "header value"),
+    )
+
+
+def _headers(source: Any, count: int) -> Sequence[Any] | HeaderColumn | None:
     """Headers per record: a list, one dict for all, or an Arrow list of key/value structs."""
     if source is None:
         return None
     if _is_one_for_all(source):
         return [source] * count
     if _is_arrow(source, "Array"):
-        import pyarrow as pa
-
-        if pa.types.is_map(source.type):
-            source = source.to_pylist()
-        else:
-            source = [
-                None if entries is None else [(entry["key"], entry["value"]) for entry in entries]
-                for entries in source.to_pylist()
-            ]
-    if not isinstance(source, (list, tuple)):
+        source = _header_column(source)
+    if not isinstance(source, (list, tuple, HeaderColumn)):
         raise TypeError(f"headers must be a list, a dict or an Arrow array, not {type(source).__name__}")
     if len(source) != count:
         raise _uneven("headers", len(source), count)

@@ -4,11 +4,13 @@ import confluent_kafka
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport INT32_MAX, int64_t, uint8_t, uint32_t
+from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
 
 from fastprod._core._accumulator cimport header_t, headers_t
 from fastprod._core._balance cimport field_size, varint_size
+from fastprod._core._columns cimport CELL_VALUE, Column, column_get
 
 
 @cython.final
@@ -82,6 +84,9 @@ cdef class Message:
         return f"<Message topic={self._topic!r} partition={self.partition()} offset={self.offset()} error={self._error}>"
 
 
+cdef uint32_t NO_VALUE = 0xffffffffU
+
+
 cdef bytes pack_headers(headers):
     """Headers as one block: a headers_t, then per header two lengths, name and value."""
     cdef headers_t head
@@ -115,7 +120,7 @@ cdef bytes pack_headers(headers):
                 ) from None
         name = name.encode()
         entry.name_size = len(name)
-        entry.value_size = 0xffffffffU if value is None else len(value)
+        entry.value_size = NO_VALUE if value is None else len(value)
         wire += field_size(len(name)) + field_size(-1 if value is None else len(value))
         parts.append((<const char*>&entry)[:sizeof(header_t)])
         parts.append(name)
@@ -140,9 +145,88 @@ cdef list unpack_headers(bytes packed):
         at += sizeof(header_t)
         name = at[:entry.name_size].decode()
         at += entry.name_size
-        if entry.value_size == 0xffffffffU:
+        if entry.value_size == NO_VALUE:
             headers.append((name, None))
         else:
             headers.append((name, at[:entry.value_size]))
             at += entry.value_size
     return headers
+
+
+cdef class HeaderColumn:
+    """Headers of many records, as Arrow keeps them: packed one by one, without a Python object for each.
+
+    For one thread at a time.
+    """
+
+    def __init__(self, offsets, missing, Column names, Column values):
+        self.names = names
+        self.values = values
+        self.offsets = offsets
+        self.missing = missing
+
+    def __dealloc__(self):
+        free(self.packed)
+
+    def __len__(self):
+        return len(self.offsets) - 1
+
+    def __getitem__(self, int64_t index):
+        """List of (name, value) or None."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"there are headers of {len(self)} records")
+        if self.missing is not None and self.missing[index]:
+            return None
+        return [
+            (None if self.names[at] is None else self.names[at].decode(errors="replace"), self.values[at])
+            for at in range(self.offsets[index], self.offsets[index + 1])
+        ]
+
+    cdef int64_t pack(self, int64_t index) noexcept nogil:
+        """Puts the headers of a record into `packed`, as a headers_t. Returns its bytes, 0 = none, or HEADERS_*."""
+        cdef int64_t first = self.offsets[index], end = self.offsets[index + 1], at
+        cdef int64_t size = sizeof(headers_t), wire = varint_size(end - first), name_size, value_size
+        cdef const char* name
+        cdef const char* value
+        cdef header_t entry
+        cdef headers_t head
+        cdef char* to
+        if first == end or (self.missing is not None and self.missing[index]):
+            return 0
+        for at in range(first, end):
+            if column_get(&self.names.c, at, &name, &name_size) != CELL_VALUE:
+                return HEADERS_NO_NAME
+            if column_get(&self.values.c, at, &value, &value_size) != CELL_VALUE:
+                value_size = -1
+            size += <int64_t>sizeof(header_t) + name_size + max(value_size, 0)
+            wire += field_size(name_size) + field_size(value_size)
+        if wire > INT32_MAX or size > INT32_MAX:
+            return HEADERS_TOO_LARGE
+        if size > self.capacity:
+            to = <char*>realloc(self.packed, 2 * size)
+            if to == NULL:
+                return HEADERS_NO_MEMORY
+            self.packed = to
+            self.capacity = 2 * size
+        head.size = <uint32_t>size
+        head.count = <uint32_t>(end - first)
+        head.wire = <uint32_t>wire
+        head.unused = 0
+        to = self.packed
+        memcpy(to, &head, sizeof(headers_t))
+        to += sizeof(headers_t)
+        for at in range(first, end):
+            column_get(&self.names.c, at, &name, &name_size)
+            entry.name_size = <uint32_t>name_size
+            entry.value_size = NO_VALUE
+            value_size = 0
+            if column_get(&self.values.c, at, &value, &value_size) == CELL_VALUE:
+                entry.value_size = <uint32_t>value_size
+            memcpy(to, &entry, sizeof(header_t))
+            to += sizeof(header_t)
+            memcpy(to, name, name_size)
+            to += name_size
+            if value_size:
+                memcpy(to, value, value_size)
+                to += value_size
+        return size

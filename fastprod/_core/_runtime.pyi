@@ -3,6 +3,7 @@ from typing import Any
 
 from fastprod._config import Settings
 from fastprod._core._columns import Column
+from fastprod._core._message import HeaderColumn
 from fastprod.receipt import Extent, FailedRecord
 
 class Receipt:
@@ -49,7 +50,7 @@ class Runtime:
         topics: Column | None,
         partitions: Any,
         timestamps: Any,
-        headers: Sequence[Any] | None,
+        headers: Sequence[Any] | HeaderColumn | None,
         zero_copy: bool,
     ) -> None: ...
     def flush(self, timeout: float = -1) -> int: ...

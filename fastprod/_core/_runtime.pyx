@@ -104,7 +104,13 @@ from fastprod._core._columns cimport (
     column_get,
 )
 from fastprod._core._histogram cimport BUCKETS, bucket_middle_us, histogram_t
-from fastprod._core._message cimport Message, pack_headers
+from fastprod._core._message cimport (
+    HEADERS_NO_MEMORY,
+    HEADERS_NO_NAME,
+    HeaderColumn,
+    Message,
+    pack_headers,
+)
 from fastprod._core._platform cimport (
     fp_add64,
     fp_cond_init,
@@ -376,6 +382,17 @@ cdef _cell(Column column, index, bint text):
     if kind == CELL_NULL:
         return None
     return data[:size].decode(errors="replace") if text else data[:size]
+
+
+cdef int64_t _pack(HeaderColumn headers, int64_t index) except -1:
+    cdef int64_t size = headers.pack(index)
+    if size >= 0:
+        return size
+    if size == HEADERS_NO_MEMORY:
+        raise MemoryError()
+    if size == HEADERS_NO_NAME:
+        raise TypeError("a header's name must be str, not NoneType")
+    raise ValueError("the headers of a record must take less than 2 GiB")
 
 
 cdef int64_t _until(double timeout) noexcept:
@@ -969,7 +986,7 @@ cdef class Runtime:
         receipt.blocks[block.first] = block
         self.blocks.append(block)
         try:
-            if topics is None and headers is None and self.partitioner is None:
+            if topics is None and self.partitioner is None and (headers is None or isinstance(headers, HeaderColumn)):
                 while i < n:
                     i = self.submit_fast(receipt, block, topic, wanted, stamps, zero_copy, i)
                     if i < n:
@@ -1003,8 +1020,10 @@ cdef class Runtime:
         cdef int64_t below = min(most - 128, ZERO_COPY_BYTES if zero_copy else most)
         cdef int32_t chosen
         cdef int kind
+        cdef HeaderColumn headers = block.headers
         cdef bint runs = (
             acc.policy == POLICY_UNIFORM and wanted == NULL and stamps == NULL and keys.c.kind == COLUMN_EMPTY
+            and headers is None
         )
         memset(&record, 0, sizeof(record_t))
         record.block = block.c
@@ -1028,7 +1047,16 @@ cdef class Runtime:
                     if stamps != NULL:
                         record.timestamp = stamps[i]
                     record.index = <uint32_t>(first + i)
-                    if not -1 <= record.partition < MAX_PARTITIONS or record.timestamp < 0 or record.size + record.key_size + 128 > most:
+                    if headers is not None:
+                        record.headers_size = headers.pack(i)
+                        if record.headers_size < 0:
+                            break
+                        record.headers = headers.packed if record.headers_size else NULL
+                    if (
+                        not -1 <= record.partition < MAX_PARTITIONS
+                        or record.timestamp < 0
+                        or record.size + record.key_size + record.headers_size + 128 > most
+                    ):
                         break
                     if append(acc, topic, &record, &chosen) != APPEND_OK:
                         break
@@ -1089,7 +1117,10 @@ cdef class Runtime:
                 record.timestamp = stamps[i]
                 if record.timestamp < 0:
                     raise ValueError(f"timestamp must be milliseconds since 1970, not {record.timestamp}")
-            if block.headers is not None and block.headers[i] is not None:
+            if isinstance(block.headers, HeaderColumn):
+                record.headers_size = _pack(block.headers, i)
+                record.headers = (<HeaderColumn>block.headers).packed if record.headers_size else NULL
+            elif block.headers is not None and block.headers[i] is not None:
                 packed = pack_headers(block.headers[i])
                 if (<const headers_t*>PyBytes_AS_STRING(packed)).count:
                     record.headers = PyBytes_AS_STRING(packed)

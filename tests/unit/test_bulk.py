@@ -355,6 +355,107 @@ def test_headers_per_record(cluster: MockCluster, producer: Producer, headers: A
     }
 
 
+HEADERS = pa.struct([("key", pa.string()), ("value", pa.binary())])
+
+
+@pytest.mark.parametrize("metadata_known", [False, True])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.list_(HEADERS),
+        pa.large_list(pa.struct([("value", pa.large_binary()), ("other", pa.int8()), ("key", pa.large_string())])),
+        pa.list_(pa.struct([("key", pa.string_view()), ("value", pa.string())])),
+        pa.map_(pa.string(), pa.binary_view()),
+    ],
+    ids=str,
+)
+def test_arrow_headers_are_those_that_python_sees(
+    cluster: MockCluster, producer: Producer, kind: pa.DataType, metadata_known: bool
+) -> None:
+    rows: list[Any] = [
+        None if n % 7 == 0 else [("name" * (k % 3) + "\u00e9", None if k % 5 == 4 else b"v" * k) for k in range(n % 11)]
+        for n in range(300)
+    ]
+    if pa.types.is_map(kind):
+        array = pa.array(rows, kind)
+    else:
+        array = pa.array(
+            [None if row is None else [{"key": name, "value": value} for name, value in row] for row in rows], kind
+        )
+    if metadata_known:
+        producer.produce_many("t", [b"warm"]).wait(30)
+    values = [b"%d" % n for n in range(300)]
+    done(producer.produce_many("t", values[20:250], headers=array[20:250], partitions=1), 230)
+    chunked = pa.chunked_array([array[250:260], array[260:]])
+    done(producer.produce_many("t", pa.array(values[250:]), headers=chunked, partitions=1), 50)
+    found = {r.value(): r.headers() for r in cluster.records("t") if r.value() != b"warm"}
+    assert found == {values[n]: rows[n] or None for n in range(20, 300)}
+
+
+def test_a_null_list_has_no_headers_whatever_lies_below(cluster: MockCluster, producer: Producer) -> None:
+    entries = pa.array([{"key": "a", "value": b"1"}, {"key": "b", "value": b"2"}], HEADERS)
+    buffers = [pa.py_buffer(b"\x02"), pa.py_buffer(np.array([0, 1, 2], "i4"))]
+    array = pa.Array.from_buffers(pa.list_(HEADERS), 2, buffers, children=[entries])
+    done(producer.produce_many("t", [b"0", b"1"], headers=array), 2)
+    assert {r.value(): r.headers() for r in cluster.records("t")} == {b"0": None, b"1": [("b", b"2")]}
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        (pa.nulls(2), None),
+        (pa.array([[], None]), None),
+        (pa.array([[{"key": "a", "value": b"1"}]] * 2, pa.list_(HEADERS, 1)), [("a", b"1")]),
+    ],
+    ids=["null", "empty", "fixed-size"],
+)
+def test_rarer_arrow_headers(cluster: MockCluster, producer: Producer, headers: Any, expected: Any) -> None:
+    done(producer.produce_many("t", [b"0", b"1"], headers=headers), 2)
+    assert [r.headers() for r in cluster.records("t")] == [expected] * 2
+
+
+def test_arrow_headers_that_fail_are_told_by_index(cluster: MockCluster, producer: Producer) -> None:
+    headers = pa.array(
+        [
+            [{"key": "a", "value": b"1"}],
+            [{"key": None, "value": b"1"}],
+            [{"key": "b", "value": b"x" * 2_000_000}],
+            [None],
+            [{"key": "c", "value": None}],
+        ],
+        pa.list_(HEADERS),
+    )
+    receipt = producer.produce_many("t", [b"0", b"1", b"2", b"3", b"4"], headers=headers)
+    assert receipt.wait(30)
+    assert [(failed.index, type(failed.error)) for failed in receipt.errors] == [
+        (1, TypeError),
+        (2, RecordError),
+        (3, TypeError),
+    ]
+    assert [failed.record.headers for failed in receipt.errors if failed.record][::2] == [
+        [(None, b"1")],
+        [(None, None)],
+    ]
+    assert {r.value(): r.headers() for r in cluster.records("t")} == {b"0": [("a", b"1")], b"4": [("c", None)]}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        pa.array([1]),
+        pa.array([["a"]]),
+        pa.array([[{"key": "a", "other": 1}]]),
+        pa.array([[{"key": b"a", "value": b"1"}]]),
+        pa.array([[{"key": "a", "value": 1}]]),
+        pa.array([[(1, b"1")]], pa.map_(pa.int8(), pa.binary())),
+    ],
+    ids=lambda array: str(array.type),
+)
+def test_arrow_data_that_are_no_headers_are_refused(producer: Producer, headers: Any) -> None:
+    with pytest.raises(TypeError, match="header"):
+        producer.produce_many("t", [b"0"], headers=headers)
+
+
 @pytest.mark.parametrize("headers", [{"a": b"1"}, [("a", b"1")]])
 def test_one_set_of_headers_for_all(cluster: MockCluster, producer: Producer, headers: Any) -> None:
     done(producer.produce_many("t", [b"x" * 2000] * 20, headers=headers), 20)
