@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
@@ -1314,20 +1313,17 @@ def test_a_reason_is_forgotten_once_records_are_acknowledged_again(cluster: Mock
 
 
 def test_dead_brokers_are_not_bombarded_with_connections() -> None:
-    def options(failures: list[KafkaError]) -> dict[str, Any]:
-        return {"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "error_cb": failures.append}
+    def attempts() -> int:
+        failures: list[KafkaError] = []
+        options = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "error_cb": failures.append}
+        with Producer(options) as producer:
+            producer.produce("t", b"v")
+            deadline = time.monotonic() + 4
+            while time.monotonic() < deadline:
+                producer.poll(0.1)
+            producer.purge()
+        return sum(failure.code() == KafkaError._TRANSPORT for failure in failures)
 
-    ours: list[KafkaError] = []
-    theirs: list[KafkaError] = []
-    with Producer(options(ours)) as producer:
-        other = confluent_kafka.Producer(options(theirs))
-        for one in (producer, other):
-            one.produce("t", b"v")
-        deadline = time.monotonic() + 4
-        while time.monotonic() < deadline:
-            producer.poll(0.05)
-            other.poll(0.05)
-        for one in (producer, other):
-            one.purge()
-    tried, peer = (sum(failure.code() == KafkaError._TRANSPORT for failure in found) for found in (ours, theirs))
-    assert 1 <= tried <= peer
+    # In 4 s confluent-kafka comes to anything from 29 to 79, which is as often as librdkafka can; ours to 27 to 38, and
+    # rarely more. Asking for metadata all the time would make it 80 always.
+    assert any(1 <= attempts() < 60 for _ in range(3))
