@@ -152,37 +152,53 @@ def _milliseconds(source: Any) -> Any:
     return source
 
 
-def _header_column(source: Any) -> HeaderColumn:
+def _header_column(source: Any) -> Sequence[Any] | HeaderColumn:
     """A list or map array, whose entries are structs of a name and a value."""
     import numpy as np
     import pyarrow as pa
+    import pyarrow.compute as pc
 
-    def string(kind: Any) -> bool:
-        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        return any(check(kind) for check in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
-
+    while isinstance(source, pa.ExtensionArray):
+        source = source.storage
+    if pa.types.is_dictionary(source.type):
+        source = source.dictionary_decode()
     kind = source.type
-    if pa.types.is_null(kind) or (pa.types.is_list(kind) and pa.types.is_null(kind.value_type)):  # nobody has any
-        source = source.cast(pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])))
-    elif pa.types.is_fixed_size_list(kind) or pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
-        source = source.cast(pa.large_list(kind.value_type))
-    elif not (pa.types.is_map(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+    if pa.types.is_null(kind):
+        return [None] * len(source)
+    if not (pa.types.is_map(kind) or hasattr(kind, "value_type")):
         raise TypeError(f"headers must be lists of struct<key, value> or maps, not Arrow {kind}")
-    entries = source.values  # of the whole buffer, also where the array is a slice of it
+    if pa.types.is_map(kind):  # the same in memory, but without what lists can do
+        parts = source.values
+        source = pa.Array.from_buffers(
+            pa.list_(parts.type), len(source), source.buffers()[:2], offset=source.offset, children=[parts]
+        )
+    entries = source.flatten()  # of the lists that are not null, one after the other
+    if not len(entries):
+        return [None] * len(source)
     if not pa.types.is_struct(entries.type):
         raise TypeError(f"headers must be lists of struct<key, value>, not Arrow {kind}")
     name, value = (0, 1) if pa.types.is_map(kind) else (entries.type.get_field_index(one) for one in ("key", "value"))
     if name < 0 or value < 0:
         raise TypeError(f"headers must be lists of struct<key, value>, not Arrow {kind}")
-    if not string(entries.type.field(name).type):
+    if not _is_string(entries.type.field(name).type):
         raise TypeError(f"a header's name must be a string, not Arrow {entries.type.field(name).type}")
     fields = entries.flatten()  # an entry that is null has no name
+    count: Any = pc  # whose type hints do not know it
+    lengths = np.asarray(count.fill_null(count.list_value_length(source), 0))
     return HeaderColumn(
-        np.asarray(source.offsets).astype("int64"),
-        np.asarray(source.is_null()).astype("uint8") if source.null_count else None,
+        np.concatenate([[0], np.cumsum(lengths, dtype="int64")]),
         _column(fields[name], "header name"),
         _column(fields[value], "header value"),
     )
+
+
+def _is_string(kind: Any) -> bool:
+    """Of Arrow's types those of text, and that of nulls only."""
+    import pyarrow as pa
+
+    known = pa.types
+    kind = kind.value_type if known.is_dictionary(kind) else kind
+    return any(check(kind) for check in (known.is_string, known.is_large_string, known.is_string_view, known.is_null))
 
 
 def _headers(source: Any, count: int) -> Sequence[Any] | HeaderColumn | None:
@@ -197,7 +213,8 @@ def _headers(source: Any, count: int) -> Sequence[Any] | HeaderColumn | None:
         raise TypeError(f"headers must be a list, a dict or an Arrow array, not {type(source).__name__}")
     if len(source) != count:
         raise _uneven("headers", len(source), count)
-    return source
+    # A list of the caller's may change, and is looked at again when a record has failed.
+    return tuple(source) if isinstance(source, list) else source
 
 
 _right: tuple[Any, bool] | None = None  # the last schema that was, and whether a topic was given: many batches have one
@@ -234,13 +251,15 @@ def _check_schema(schema: Any, topic: str | None) -> None:
 
     def headers(kind: Any) -> bool:
         if pa.types.is_map(kind):
-            return text(kind.key_type) and text(kind.item_type)
+            return _is_string(kind.key_type) and text(kind.item_type)
         listed = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-        return bool(
-            listed
-            and pa.types.is_struct(kind.value_type)
-            and kind.value_type.get_field_index("key") >= 0
-            and kind.value_type.get_field_index("value") >= 0
+        if not listed or not pa.types.is_struct(kind.value_type):
+            return False
+        name, value = (kind.value_type.get_field_index(one) for one in ("key", "value"))
+        return (
+            min(name, value) >= 0
+            and _is_string(kind.value_type.field(name).type)
+            and text(kind.value_type.field(value).type)
         )
 
     wanted: dict[str, tuple[Callable[[Any], bool], str]] = {

@@ -1,6 +1,6 @@
 # Records as callbacks see them. See _message.pyx.
 
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t
 
 from fastprod._core._columns cimport Column
 
@@ -21,14 +21,13 @@ cdef bytes pack_headers(object headers)
 cdef enum:
     HEADERS_NO_MEMORY = -1
     HEADERS_NO_NAME = -2        # a header without a name
-    HEADERS_TOO_LARGE = -3
+    HEADERS_TOO_LARGE = -3      # more than 2 GiB
 
 cdef class HeaderColumn:
     cdef Column names           # of all headers of all records, one after the other
     cdef Column values
     cdef const int64_t[::1] offsets  # record i has the headers from offsets[i] to offsets[i + 1]
-    cdef const uint8_t[::1] missing  # 1 = the record has none, whatever the offsets say; or None
     cdef char* packed           # owned: the headers_t made last
     cdef int64_t capacity
 
-    cdef int64_t pack(self, int64_t index) noexcept nogil
+    cdef int64_t pack(self, int64_t index, int64_t most) noexcept nogil

@@ -4,13 +4,13 @@ import confluent_kafka
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING
-from libc.stdint cimport INT32_MAX, int64_t, uint8_t, uint32_t
+from libc.stdint cimport INT32_MAX, int64_t, uint32_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
 
 from fastprod._core._accumulator cimport header_t, headers_t
 from fastprod._core._balance cimport field_size, varint_size
-from fastprod._core._columns cimport CELL_VALUE, Column, column_get
+from fastprod._core._columns cimport CELL_BAD, CELL_NULL, CELL_VALUE, Column, column_get
 
 
 @cython.final
@@ -159,11 +159,16 @@ cdef class HeaderColumn:
     For one thread at a time.
     """
 
-    def __init__(self, offsets, missing, Column names, Column values):
+    def __init__(self, offsets, Column names, Column values):
+        cdef int64_t i
         self.names = names
         self.values = values
         self.offsets = offsets
-        self.missing = missing
+        for i in range(len(offsets) - 1):
+            if self.offsets[i] > self.offsets[i + 1]:
+                raise ValueError(f"offsets of headers must not fall, as from {offsets[i]} to {offsets[i + 1]}")
+        if len(offsets) < 1 or self.offsets[0] < 0 or self.offsets[len(offsets) - 1] > min(len(names), len(values)):
+            raise ValueError(f"offsets of headers must be from 0 to {min(len(names), len(values))}")
 
     def __dealloc__(self):
         free(self.packed)
@@ -172,48 +177,65 @@ cdef class HeaderColumn:
         return len(self.offsets) - 1
 
     def __getitem__(self, int64_t index):
-        """List of (name, value) or None."""
+        """List of (name, value); None for no headers."""
+        cdef int64_t at, size
+        cdef const char* data
         if not 0 <= index < len(self):
             raise IndexError(f"there are headers of {len(self)} records")
-        if self.missing is not None and self.missing[index]:
-            return None
-        return [
-            (None if self.names[at] is None else self.names[at].decode(errors="replace"), self.values[at])
-            for at in range(self.offsets[index], self.offsets[index + 1])
-        ]
+        found = []
+        for at in range(self.offsets[index], self.offsets[index + 1]):
+            kind = column_get(&self.names.c, at, &data, &size)
+            name = data[:size].decode(errors="replace") if kind == CELL_VALUE else None
+            kind = column_get(&self.values.c, at, &data, &size)
+            found.append((name, data[:size] if kind == CELL_VALUE else None))
+        return found or None
 
-    cdef int64_t pack(self, int64_t index) noexcept nogil:
-        """Puts the headers of a record into `packed`, as a headers_t. Returns its bytes, 0 = none, or HEADERS_*."""
-        cdef int64_t first = self.offsets[index], end = self.offsets[index + 1], at
+    cdef int64_t pack(self, int64_t index, int64_t most) noexcept nogil:
+        """Puts the headers of a record into `packed`, as a headers_t. Returns its bytes, 0 = none, or HEADERS_*.
+
+        If they take more than `most` on the wire, nobody will look at what follows the headers_t, and it is not made.
+        """
+        cdef int64_t first = self.offsets[index], end = self.offsets[index + 1], at, capacity
         cdef int64_t size = sizeof(headers_t), wire = varint_size(end - first), name_size, value_size
         cdef const char* name
         cdef const char* value
         cdef header_t entry
         cdef headers_t head
         cdef char* to
-        if first == end or (self.missing is not None and self.missing[index]):
+        cdef int kind
+        if first == end:
             return 0
         for at in range(first, end):
-            if column_get(&self.names.c, at, &name, &name_size) != CELL_VALUE:
+            kind = column_get(&self.names.c, at, &name, &name_size)
+            if kind == CELL_NULL:
                 return HEADERS_NO_NAME
-            if column_get(&self.values.c, at, &value, &value_size) != CELL_VALUE:
+            if kind == CELL_BAD:
+                return HEADERS_TOO_LARGE
+            kind = column_get(&self.values.c, at, &value, &value_size)
+            if kind == CELL_NULL:
                 value_size = -1
+            elif kind == CELL_BAD:
+                return HEADERS_TOO_LARGE
             size += <int64_t>sizeof(header_t) + name_size + max(value_size, 0)
             wire += field_size(name_size) + field_size(value_size)
         if wire > INT32_MAX or size > INT32_MAX:
             return HEADERS_TOO_LARGE
-        if size > self.capacity:
-            to = <char*>realloc(self.packed, 2 * size)
+        capacity = <int64_t>sizeof(headers_t) if wire > most else size
+        if capacity > self.capacity:
+            capacity += min(capacity, 1 << 16)
+            to = <char*>realloc(self.packed, capacity)
             if to == NULL:
                 return HEADERS_NO_MEMORY
             self.packed = to
-            self.capacity = 2 * size
+            self.capacity = capacity
         head.size = <uint32_t>size
         head.count = <uint32_t>(end - first)
         head.wire = <uint32_t>wire
         head.unused = 0
         to = self.packed
         memcpy(to, &head, sizeof(headers_t))
+        if wire > most:
+            return size
         to += sizeof(headers_t)
         for at in range(first, end):
             column_get(&self.names.c, at, &name, &name_size)

@@ -384,8 +384,8 @@ cdef _cell(Column column, index, bint text):
     return data[:size].decode(errors="replace") if text else data[:size]
 
 
-cdef int64_t _pack(HeaderColumn headers, int64_t index) except -1:
-    cdef int64_t size = headers.pack(index)
+cdef int64_t _pack(HeaderColumn headers, int64_t index, int64_t most) except -1:
+    cdef int64_t size = headers.pack(index, most)
     if size >= 0:
         return size
     if size == HEADERS_NO_MEMORY:
@@ -1048,7 +1048,7 @@ cdef class Runtime:
                         record.timestamp = stamps[i]
                     record.index = <uint32_t>(first + i)
                     if headers is not None:
-                        record.headers_size = headers.pack(i)
+                        record.headers_size = headers.pack(i, most)
                         if record.headers_size < 0:
                             break
                         record.headers = headers.packed if record.headers_size else NULL
@@ -1118,7 +1118,7 @@ cdef class Runtime:
                 if record.timestamp < 0:
                     raise ValueError(f"timestamp must be milliseconds since 1970, not {record.timestamp}")
             if isinstance(block.headers, HeaderColumn):
-                record.headers_size = _pack(block.headers, i)
+                record.headers_size = _pack(block.headers, i, self.max_record_bytes)
                 record.headers = (<HeaderColumn>block.headers).packed if record.headers_size else NULL
             elif block.headers is not None and block.headers[i] is not None:
                 packed = pack_headers(block.headers[i])

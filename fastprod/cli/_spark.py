@@ -7,7 +7,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event
@@ -26,6 +26,7 @@ __all__ = ["interruptibly", "progress_of", "session"]
 
 POLL_S = 0.2
 CANCEL_S = 0.5  # between two orders to Spark to give up
+START_S = 10.0  # that an interrupted start may still take
 
 
 @contextmanager
@@ -76,15 +77,23 @@ def session(master: str, name: str, config: Mapping[str, str] | None = None) -> 
 
 def _started(builder: SparkSession.Builder) -> SparkSession:
     """Lets a thread start Spark: if that is interrupted, a JVM is left behind that nobody ends."""
-    with ThreadPoolExecutor(1) as pool:
-        starting = pool.submit(builder.getOrCreate)
+    starting: Future[SparkSession] = Future()
+
+    def start() -> None:
         try:
-            return starting.result()
-        except KeyboardInterrupt:
-            wait([starting])
+            starting.set_result(builder.getOrCreate())
+        except Exception as problem:
+            starting.set_exception(problem)
+
+    threading.Thread(target=start, daemon=True).start()
+    try:
+        return starting.result()
+    except KeyboardInterrupt:
+        wait([starting], START_S)  # unless Ctrl-C is pressed again
+        if starting.done():
             with suppress(Exception):
                 starting.result().stop()
-            raise
+        raise
 
 
 def interruptibly(engine: SparkSession, work: Callable[[Event], None]) -> None:
