@@ -8,6 +8,7 @@
 # in-flight list has its own leaf lock, because acknowledgements arrive on librdkafka's threads.
 
 from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
 
 from fastprod._core._balance cimport load_table_t, partial_t, random_t, sticky_t
 from fastprod._core._columns cimport column_t
@@ -294,12 +295,18 @@ ctypedef struct header_t:
     uint32_t name_size
     uint32_t value_size       # 0xffffffff = null
 
+cdef inline headers_t headers_head(const char* packed) noexcept nogil:
+    """A copy: among other bytes of a chunk they may lie at any address."""
+    cdef headers_t head
+    memcpy(&head, packed, sizeof(headers_t))
+    return head
+
 cdef inline int32_t error_of(const slot_t* slot) noexcept nogil:
     """The error code of a record whose outcome is known, 0 = acknowledged."""
     return ERR_TIMED_OUT if slot.state == EXPIRED else slot.state
 
 cdef inline int64_t headers_wire(const record_t* record) noexcept nogil:
-    return 1 if record.headers == NULL else (<const headers_t*>record.headers).wire
+    return 1 if record.headers == NULL else headers_head(record.headers).wire
 
 cdef inline int64_t queued_records(lane_t* lane) noexcept nogil:
     return fp_load64(&lane.in_records) - fp_load64(&lane.settled_records)

@@ -1104,7 +1104,7 @@ cdef int route_undecided(accumulator_t* acc, topic_t* topic, int32_t* wanted) no
                 record.headers = more.headers
                 record.clock_us = more.clock_us
                 if more.headers != NULL:
-                    record.headers_size = (<const headers_t*>more.headers).size
+                    record.headers_size = headers_head(more.headers).size
             status = append(acc, topic, &record, &partition)
             if status == APPEND_NO_MEMORY:
                 _count_new_chunks(acc, chunk.epoch, acc.live_chunks - before)

@@ -30,6 +30,7 @@ from fastprod._core._accumulator cimport (
     fail_lane,
     fail_waiting,
     header_t,
+    headers_head,
     headers_t,
     lane_of,
     lane_t,
@@ -733,12 +734,12 @@ cdef int _send_batch(client_t* client, lane_t* lane, chunk_t* chunk, uint32_t st
 
 
 cdef rd_kafka_headers_t* _headers(const char* packed) noexcept nogil:
-    cdef const headers_t* headers = <const headers_t*>packed
-    cdef rd_kafka_headers_t* made = rdkafka.headers_new(headers.count)
+    cdef uint32_t count = headers_head(packed).count
+    cdef rd_kafka_headers_t* made = rdkafka.headers_new(count)
     cdef const char* at = packed + sizeof(headers_t)
     cdef header_t header
     cdef uint32_t i
-    for i in range(headers.count):
+    for i in range(count):
         memcpy(&header, at, sizeof(header_t))
         at += sizeof(header_t)
         if header.value_size == 0xffffffffU:

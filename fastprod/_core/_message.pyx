@@ -8,7 +8,7 @@ from libc.stdint cimport INT32_MAX, int64_t, uint32_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
 
-from fastprod._core._accumulator cimport header_t, headers_t
+from fastprod._core._accumulator cimport header_t, headers_head, headers_t
 from fastprod._core._balance cimport field_size, varint_size
 from fastprod._core._columns cimport CELL_BAD, CELL_NULL, CELL_VALUE, Column, column_get
 
@@ -136,7 +136,7 @@ cdef bytes pack_headers(headers):
 
 cdef list unpack_headers(bytes packed):
     cdef const char* at = PyBytes_AS_STRING(packed)
-    cdef uint32_t count = (<const headers_t*>at).count
+    cdef uint32_t count = headers_head(at).count
     cdef header_t entry
     at += sizeof(headers_t)
     headers = []

@@ -52,7 +52,7 @@ from fastprod._core._accumulator cimport (
     failure_t,
     flusher_t,
     footprint,
-    headers_t,
+    headers_head,
     lane_t,
     lanes_t,
     leave_queue,
@@ -739,7 +739,7 @@ cdef class Runtime:
             raise ValueError(f"timestamp must be milliseconds since 1970, or 0 for now, not {timestamp}")
         if headers is not None:
             packed = pack_headers(headers)
-            if (<const headers_t*>PyBytes_AS_STRING(packed)).count:
+            if headers_head(PyBytes_AS_STRING(packed)).count:
                 record.headers = PyBytes_AS_STRING(packed)
                 record.headers_size = PyBytes_GET_SIZE(packed)
         if self.transactional and not self.in_transaction:
@@ -773,7 +773,7 @@ cdef class Runtime:
         if record.size + record.key_size + record.headers_size + 128 <= self.max_record_bytes:
             return 0
         size = record_upper_bound(
-            record.key_size, record.size, 1 if record.headers == NULL else (<const headers_t*>record.headers).wire
+            record.key_size, record.size, 1 if record.headers == NULL else headers_head(record.headers).wire
         )
         if size > self.max_record_bytes:
             raise RecordError(
@@ -1122,7 +1122,7 @@ cdef class Runtime:
                 record.headers = (<HeaderColumn>block.headers).packed if record.headers_size else NULL
             elif block.headers is not None and block.headers[i] is not None:
                 packed = pack_headers(block.headers[i])
-                if (<const headers_t*>PyBytes_AS_STRING(packed)).count:
+                if headers_head(PyBytes_AS_STRING(packed)).count:
                     record.headers = PyBytes_AS_STRING(packed)
                     record.headers_size = PyBytes_GET_SIZE(packed)
             self.check_size(&record)
@@ -1575,7 +1575,7 @@ cdef class Runtime:
             message._partition = more.partition
             message._offset = more.offset
             message._latency_us = more.clock_us
-            message._headers = None if more.headers == NULL else more.headers[:(<const headers_t*>more.headers).size]
+            message._headers = None if more.headers == NULL else more.headers[:headers_head(more.headers).size]
             if error_code == 0:
                 message._error = None
                 message._timestamp = more.timestamp
