@@ -499,17 +499,21 @@ def _served(producer: Any) -> Iterator[None]:
                 producer.poll(0)
                 begun.set()
                 over.wait(0.01)
+        except RuntimeError:
+            if not over.is_set():  # else closed, because Ctrl-C came while this was waited for
+                raise
         finally:
             begun.set()
 
     thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    begun.wait()
-    try:
+    try:  # Ctrl-C may come at any moment
+        thread.start()
+        begun.wait()
         yield
     finally:
         over.set()
-        thread.join()
+        if thread.ident is not None:
+            thread.join()
 
 
 def _split(block: Block) -> Iterator[tuple[tuple[bytes, bytes | None], Block]]:
