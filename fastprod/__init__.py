@@ -48,7 +48,15 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         from importlib import import_module
 
-        value = getattr(import_module(_HOMES[name]), name)
+        try:
+            value = getattr(import_module(_HOMES[name]), name)
+        except ModuleNotFoundError as missing:
+            if not (missing.name or "").startswith("fastprod._core."):
+                raise
+            raise ImportError(
+                "fastprod's compiled modules are not built in its source folder, from which Python imports it here: "
+                "start Python in another folder, or build them with pip install -e ."
+            ) from None
         globals()[name] = value
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

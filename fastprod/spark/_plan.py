@@ -64,7 +64,8 @@ def _try(config: Mapping[str, Any]) -> None:
     Files that are only on the executors are their affair.
     """
     absent = {name for name, value in config.items() if name.endswith(".location") and not os.path.exists(str(value))}
-    Producer({name: value for name, value in config.items() if name not in absent}).close()
+    # What it says of brokers, the executors will say too.
+    Producer({**{name: value for name, value in config.items() if name not in absent}, "log_level": 0}).close()
 
 
 def _job(exactly_once: str | None, job_id: str | None, config: Mapping[str, Any], stream: bool) -> str | None:
