@@ -8,26 +8,40 @@ ends. pyspark is needed: `pip install 'fastprod[spark]'`.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fastprod.spark import _plan
-from fastprod.spark._rows import write_rows
-from fastprod.spark._worker import ExportError, report_batches
+from fastprod.spark._once import claim
+from fastprod.spark._rows import PartitionWriter
+from fastprod.spark._sink import BUCKET, ExportError, Sink
+from fastprod.spark._worker import CLAIM, NO_SPECULATION, number_batches, report_batches
 from fastprod.spark.report import ExportReport, PartitionReport, TaskReport
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["ExportError", "ExportReport", "PartitionReport", "TaskReport", "partition_writer", "register", "write"]
+__all__ = [
+    "ExportError",
+    "ExportReport",
+    "PartitionReport",
+    "TaskReport",
+    "bucketed",
+    "partition_writer",
+    "register",
+    "write",
+]
 
 ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 UNCOUNTED = "2147483647"  # this value of BYTES, and no other, makes Spark 4 stop adding up a batch's bytes at every row
 CHUNK = 10_000  # rows of an RDD handed over at once
+BUCKETS = 64  # a task of some seconds each for millions of rows, and work for as many cores
 
 _lock = threading.Lock()
 _sessions: dict[
@@ -42,6 +56,10 @@ def write(
     *,
     exactly_once: str | None = None,
     job_id: str | None = None,
+    buckets: int | None = None,
+    bucket_by: Sequence[str] | None = None,
+    batch: int | None = None,
+    marker_topic: str | None = None,
     batch_rows: int | None = None,
 ) -> ExportReport:
     """Writes a DataFrame to Kafka and waits until every record is acknowledged.
@@ -54,21 +72,37 @@ def write(
     A task fails when a record of it fails, and Spark then retries it as usual: records of the failed attempt that Kafka
     has taken stay there, so a job with retried tasks delivers at least once.
 
-    With exactly_once="task" each Spark partition is one Kafka transaction with a marker in it, named by `job_id`
-    and the partition's number. However often a task, or the whole job with the same `job_id`, runs again, readers
-    with isolation.level=read_committed see the partition's records once. The guarantee is per partition, not for the
-    job as a whole: readers may see some partitions before others. It holds if
+    With exactly_once each Spark partition is one Kafka transaction with a marker in it, named by `job_id` and the
+    partition's number. However often a task, or the whole job with the same `job_id`, runs again, readers with
+    isolation.level=read_committed see the partition's records once. The guarantee is per partition, not for the job as
+    a whole: readers may see some partitions before others.
 
-    - the DataFrame has the same partitions with the same rows each time,
-    - a task takes less than transaction.timeout.ms (15 minutes unless set),
-    - the job runs again within the brokers' offsets.retention.minutes (7 days unless set): markers are then forgotten.
+    - A task commits only when it has seen the mark that Spark's JVM sends behind the last row of its input. One whose
+      input was cut off, because something failed upstream or the job was cancelled, aborts and fails.
+    - The number of partitions is noted before the first task starts; a run with another number under the same `job_id`
+      is refused before anything is sent.
+    - A marker holds the number of rows and a fingerprint of them. A task that finds one reads its own rows, and reports
+      "skipped" if they are the same; if not, the job fails and names the partition.
+
+    "task" takes the partitions as they are: they must be the same each time, so cores, input splits and Spark's settings
+    must stay. "bucket" shuffles the rows into a fixed number of `buckets` by a hash of the columns `bucket_by`, so
+    that the same rows are in the same bucket on any cluster, whatever the cores, splits or settings.
+
+    A task must take less than transaction.timeout.ms (15 minutes unless set), and the job must run again within the
+    brokers' offsets.retention.minutes (7 days unless set), for markers are then forgotten.
 
     Args:
         df: the rows to write.
         topic: where to, unless the column `topic` says so.
         config: of the producer, as for fastprod.Producer. Passwords in it stay out of Spark's logs and of the report.
-        exactly_once: "task" for a transaction per Spark partition; None for at least once.
+        exactly_once: "task" or "bucket" for a transaction per Spark partition or bucket; None for at least once.
         job_id: the name of this export for exactly_once; a job that is submitted again keeps it.
+        buckets: for "bucket", how many; 64 unless given. A bucket is a task and a transaction.
+        bucket_by: for "bucket", the columns that decide; all that are written, but headers, unless given. Choose some
+            that spread the rows well and do not change from run to run.
+        batch: in foreachBatch, the number of the batch; job_id then names the query.
+        marker_topic: an existing topic whose offsets hold the markers; `topic` unless given, and where rows name
+            their topics `fastprod-markers`, which is created if it is missing and stays empty.
         batch_rows: rows per Arrow batch, whatever their bytes; None leaves that to Spark's settings, which end a batch
             at 10,000 rows or 64 MB. 10,000 is about a quarter faster where rows are small, because Spark then does not
             add up their bytes, and 2,000 nearly as fast; but 10,000 rows of 100 kB make a batch of 1 GB, and Spark
@@ -76,15 +110,21 @@ def write(
             get such batches too.
 
     Raises:
-        ValueError, TypeError: a column is missing, of the wrong type or a topic null; nothing was sent.
+        ValueError, TypeError: a column is missing, of the wrong type or a topic null, or an earlier run under this
+            job_id was divided in another way; nothing was sent.
     """
     if batch_rows is not None and not 1 <= batch_rows <= 10_000_000:
         raise ValueError(f"batch_rows is a number of rows from 1 to 10,000,000, or None, not {batch_rows}")
-    sink = _plan.plan(df.schema, topic, config, exactly_once, job_id)
+    if exactly_once == "bucket":
+        if buckets is not None or bucket_by is not None or BUCKET not in df.columns:
+            df = bucketed(df, BUCKETS if buckets is None else buckets, bucket_by)
+    elif buckets is not None or bucket_by is not None:
+        raise ValueError('buckets and bucket_by have no effect without exactly_once="bucket"')
+    sink = _plan.plan(
+        df.schema, topic, config, exactly_once=exactly_once, job_id=job_id, batch=batch, marker_topic=marker_topic
+    )
     if sink.job is not None and str(df.sparkSession.conf.get("spark.speculation", "false")).lower() == "true":
-        raise ValueError(
-            "exactly_once does not go with spark.speculation: two attempts at a task would fence each other"
-        )
+        raise ValueError(NO_SPECULATION)
     start = time.monotonic()
     if topic is None and df.schema["topic"].nullable:
         missing = df.where("topic IS NULL").count()
@@ -93,13 +133,64 @@ def write(
                 f"column 'topic' is null in {missing:,} rows; fill it, or give topic=..., which beats it. "
                 "Nothing was sent"
             )
+    columns = _plan.used_columns(df.schema, topic)
+    with batches_of(batch_rows, df.sparkSession):
+        rows = _run(df.select(*columns, BUCKET) if sink.bucketed else df.select(*columns), sink)
+    return ExportReport.of((TaskReport.from_json(row.report) for row in rows), time.monotonic() - start)
+
+
+def bucketed(df: DataFrame, buckets: int = BUCKETS, bucket_by: Sequence[str] | None = None) -> DataFrame:
+    """A DataFrame whose rows are in a fixed number of buckets, for exactly once with the data source and in streams.
+
+        rows = bucketed(df, 64, ["id"])
+        rows.write.format("fastprod").mode("append").option("exactly.once", "bucket").option("job.id", "orders-7")...
+
+    A bucket is a Spark partition. A stable hash of the columns `bucket_by` decides, so the same rows are in the same
+    bucket on any cluster, whatever its cores, splits or settings. The number is added as a column, which is not written;
+    this must be the last step before writing. `write(..., exactly_once="bucket")` does it by itself.
+    """
+    return _plan.bucketed(df, buckets, bucket_by)
+
+
+def _run(rows: DataFrame, sink: Sink) -> list[Any]:
+    """Runs the job, for exactly once after its name is claimed, and returns a report for each Spark partition."""
+    if sink.job is not None and sink.partitions is None and not hasattr(rows, "_jdf"):
+        # Spark Connect has no other way to tell how many partitions there will be.
+        sink = replace(sink, partitions=len(rows.mapInArrow(number_batches, "number int").collect()))
+    if sink.partitions is not None:
+        sink = claim(sink)
 
     def run(batches: Iterable[Any]) -> Iterator[Any]:
         return report_batches(sink, batches)
 
-    with batches_of(batch_rows, df.sparkSession):
-        rows = df.select(*_plan.used_columns(df.schema, topic)).mapInArrow(run, "report string").collect()
-    return ExportReport.of((TaskReport.from_json(row.report) for row in rows), time.monotonic() - start)
+    job = rows.mapInArrow(run, "report string")
+    if sink.job is None:
+        return job.collect()
+    if sink.partitions is None:
+        # Of this very query, whose shuffles adaptive execution runs for the answer, and uses again in collect().
+        partitions = job._jdf.queryExecution().toRdd().getNumPartitions()
+        sink = claim(replace(sink, partitions=partitions))
+        with _local_property(rows.sparkSession, CLAIM, json.dumps({"partitions": partitions, "claim": sink.claim})):
+            reports = job.collect()
+    else:
+        reports = job.collect()
+    if len(reports) != sink.partitions:
+        raise ExportError(
+            f"job {sink.job!r} was to have {sink.partitions} partitions, but {len(reports)} were written: rows may be "
+            "missing or doubled. Please report this"
+        )
+    return reports
+
+
+@contextmanager
+def _local_property(spark: SparkSession, name: str, value: str) -> Iterator[None]:
+    """Something that this thread's jobs tell their tasks."""
+    before = spark.sparkContext.getLocalProperty(name)
+    spark.sparkContext.setLocalProperty(name, value)
+    try:
+        yield
+    finally:
+        spark.sparkContext.setLocalProperty(name, before)  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -137,6 +228,8 @@ def partition_writer(
     chunk: int = CHUNK,
     exactly_once: str | None = None,
     job_id: str | None = None,
+    partitions: int | None = None,
+    marker_topic: str | None = None,
 ) -> Callable[[Iterable[Any]], Iterator[TaskReport]]:
     """A function for `rdd.mapPartitions` that writes the rows of a partition and yields one TaskReport.
 
@@ -145,20 +238,28 @@ def partition_writer(
     A row is bytes or str (the value), a (key, value) tuple, or a dict, Row or named tuple with the fields that `write`
     knows as columns. `ExportReport.of(reports)` adds the reports up.
 
+    Exactly once is that of `write`, with the same proofs: a task has seen the mark behind the last row of its input, or
+    that more rows follow where a function before this one stops early; the number of partitions is noted when Spark
+    takes the function to the executors; markers hold the rows' fingerprint. Leave spark.speculation off, and do not
+    coalesce() after it: tasks would then write several partitions under one number, and say so.
+
     Args:
         config: of the producer, as for fastprod.Producer.
         topic: where to, unless the rows have a field `topic`.
         chunk: rows handed over at once.
-        exactly_once, job_id: as for `write`. Leave spark.speculation off.
+        exactly_once, job_id, marker_topic: as for `write`; there are no buckets here.
+        partitions: of the RDD, `rdd.getNumPartitions()`. Needed only where pyspark does not show it.
     """
     if chunk < 1:
         raise ValueError(f"chunk is a number of rows from 1 on, not {chunk}")
-    sink = _plan.sink(topic, config, exactly_once, job_id)
-
-    def writer(rows: Iterable[Any]) -> Iterator[TaskReport]:
-        return write_rows(sink, rows, chunk)
-
-    return writer
+    if exactly_once == "bucket":
+        raise ValueError('exactly_once="bucket" is for DataFrames; RDDs have "task"')
+    sink = _plan.sink(topic, config, exactly_once=exactly_once, job_id=job_id, marker_topic=marker_topic)
+    if partitions is not None:
+        if sink.job is None:
+            raise ValueError(f"partitions={partitions!r} has no effect without exactly_once")
+        sink = claim(replace(sink, partitions=partitions))
+    return PartitionWriter(sink, chunk)
 
 
 def register(spark: SparkSession) -> None:

@@ -1,51 +1,55 @@
-"""Exactly once per Spark partition: a transaction that carries a marker beside the records.
+"""Exactly once per Spark partition: a transaction that carries a marker of what it wrote.
 
-A task writes its partition in one transaction, whose id is made of the job's and the partition's. In the same
-transaction it commits an offset for a consumer group that nobody else uses: the marker. Both become visible together
-or not at all.
-Before it writes, a task asks for the marker; if it is there, an earlier attempt or an earlier run of the job has
-committed this partition, and the task is done.
+    driver   claims the job's name: a marker says how many partitions it has and how rows come into them. Another
+             answer than an earlier run's is refused, before anything is sent
+    task     init_transactions()     fences an older attempt; its transaction is committed or aborted now, not open
+             the partition's marker? yes: reads its rows all the same and compares them with the marker; writes nothing
+             begin, records, proof that the rows have ended, marker, commit
 
-    init_transactions()   fences an older attempt; its transaction is now committed or aborted, no longer open
-    marker?               yes: report what it says, write nothing
-    begin, records, marker, commit
-
-Kafka's own store of offsets serves as the store of markers, so there is no topic to create and none to clean up.
-Markers live as long as offsets of idle groups: `offsets.retention.minutes` of the brokers, 7 days unless changed.
+The marker of a partition is written in the transaction of its records: both become visible together or not at all. It
+names the rows by their number and a fingerprint that does not depend on their order. A second run whose partition
+holds other rows under the same name is told so, instead of losing or doubling the difference.
 
 In a stream each batch is such a job. The transaction's id stays the same from batch to batch, so that brokers have no
-more of them to keep than there are partitions; the marker names the batch.
+more of them to keep than there are partitions; markers name the batch.
+
+    group                      marker
+    fastprod.<job>.job         claim (an id), topic, layout, partitions, batch
+    fastprod.<job>.<number>    claim, topic, layout, partitions, batch, records, bytes, fingerprint
+
+A job's marker is written once and never touched again, so brokers forget it before those of its partitions. A task that
+finds a marker of another claim than its job's knows that the brokers have begun to forget, and refuses.
 """
 
 from __future__ import annotations
 
-import json
+import random
+import re
 import time
+import uuid
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
 
-from fastprod import _config
+from fastprod import _positions
+from fastprod._core._fingerprint import Fingerprint
 from fastprod.producer import Producer
+from fastprod.spark._sink import ExportError, Sink
 from fastprod.spark.report import TaskReport
 
-__all__ = ["Once", "end", "is_fenced", "with_transactions"]
+__all__ = ["Once", "check_all", "claim", "end", "is_fenced", "with_transactions"]
 
 TRANSACTION_TIMEOUT_MS = 900_000  # the most that brokers allow unless configured otherwise
-INTERNAL = {"__consumer_offsets", "__transaction_state", "__share_group_state"}  # Kafka's own: nobody writes there
-ANSWER_S = 60.0
 CLOSE_S = 5.0  # for a producer to end; brokers that do not answer must not keep a failed task
-PASSING = (  # while coordinators are made, move or settle a transaction; librdkafka does not call these retriable
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.NOT_COORDINATOR,
-    KafkaError.UNSTABLE_OFFSET_COMMIT,
-)
+FLIGHT_S = 2.0  # for records on their way, before that
 FENCED = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED)
+
+Marker = dict[str, Any]
 
 
 def with_transactions(config: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -53,75 +57,205 @@ def with_transactions(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {"transaction.timeout.ms": TRANSACTION_TIMEOUT_MS, **config, "transactional.id": name}
 
 
+def _begin(config: Mapping[str, Any], name: str) -> Producer:
+    """A producer of that name alone; older ones are fenced when this returns."""
+    producer = Producer(with_transactions(config, name))
+    try:
+        _positions.patiently(lambda: producer.init_transactions(_positions.ANSWER_S))
+    except BaseException:
+        end(producer)
+        raise
+    return producer
+
+
+# ---- the job
+
+
+def claim(sink: Sink) -> Sink:
+    """Claims the job's name for `sink.partitions` partitions, and returns the sink with the claim in it.
+
+    Raises ValueError if an earlier run under this name had other partitions. Of two that claim the same name at the
+    same time one writes the marker and the other finds it: the transaction's id keeps them apart.
+    """
+    name = f"fastprod.{sink.job}.job"
+    with _positions.reader(sink.config, name) as group:
+        deadline = time.monotonic() + _positions.ANSWER_S
+        while (found := _read(sink, group)) is None:
+            producer = _begin(sink.config, name)
+            try:
+                if (found := _read(sink, group)) is not None:
+                    break
+                producer.begin_transaction()
+                wanted = {"claim": uuid.uuid4().hex, **_identity(sink)}
+                _positions.write_marker(producer, group, sink.place, wanted)
+                _positions.patiently(producer.commit_transaction)
+                found = wanted
+                break
+            except KafkaException:
+                # Tasks of a stream may all start at once: whoever was fenced waits for the marker of another.
+                if not is_fenced(producer) or time.monotonic() > deadline:
+                    raise
+                time.sleep(random.uniform(0.1, 1.0))
+            finally:
+                end(producer)
+    _compare(sink, found, "nothing was sent")
+    return replace(sink, claim=found["claim"])
+
+
+def _read(sink: Sink, group: Consumer) -> Marker | None:
+    """The marker of a consumer's group, unless it is that of an earlier batch."""
+    if sink.topic is None:
+        _positions.make_place(sink.config, group, sink.place)
+    return _same_batch(sink, _positions.read_marker(group, sink.place))
+
+
+def _identity(sink: Sink) -> Marker:
+    """What must be the same in every run of a job."""
+    return {"topic": sink.topic, "layout": sink.layout, "partitions": sink.partitions, "batch": sink.batch}
+
+
+def _same_batch(sink: Sink, marker: Marker | None) -> Marker | None:
+    """The marker, unless it is that of an earlier batch."""
+    if marker is None or marker.get("batch") == sink.batch:
+        return marker
+    if sink.batch is None or marker.get("batch") is None:
+        raise ValueError(
+            f"job_id {sink.job!r} was used before for {_a_batch(marker.get('batch'))}, now for {_a_batch(sink.batch)}: "
+            "take another name"
+        )
+    if marker["batch"] > sink.batch:
+        raise ValueError(
+            f"{_a_batch(marker['batch'])} of job {sink.job!r} has been written before, so {_a_batch(sink.batch)} was "
+            "too, and cannot be compared any more. Is the checkpoint an older copy? Nothing was sent. With a new "
+            "checkpoint or another job_id everything from here on would be written again"
+        )
+    return None
+
+
+def _a_batch(number: int | None) -> str:
+    return "an export without batches" if number is None else f"batch {number}"
+
+
+def _compare(sink: Sink, marker: Marker, so_far: str) -> None:
+    """Raises ValueError unless an earlier run had the same topic, layout and number of partitions."""
+    about = f"job {sink.job!r}" + ("" if sink.batch is None else f", batch {sink.batch},")
+    if marker.get("topic") != sink.topic:
+        raise ValueError(
+            f"{about} went to {_a_topic(marker.get('topic'))} in an earlier run, and would go to {_a_topic(sink.topic)} "
+            f"now; {so_far}. Take another job_id for another topic"
+        )
+    if marker.get("layout") != sink.layout:
+        raise ValueError(
+            f"{about} divided its rows by {marker.get('layout')} in an earlier run, and would by {sink.layout} now: some "
+            f"would be lost and some doubled; {so_far}. Run it as before, or take another job_id to write all again"
+        )
+    before, now = marker.get("partitions"), sink.partitions
+    if before != now and before is not None and now is not None:
+        remedy = (
+            f"Run it with buckets={before}"
+            if sink.bucketed
+            else f"Run it with {before} partitions again (the same cores, input and settings), or use "
+            'exactly_once="bucket", which does not depend on them, from the first run on'
+        )
+        raise ValueError(
+            f"{about} had {before} partitions in an earlier run and has {now} now: rows would be in other partitions, "
+            f"some lost and some doubled; {so_far}. {remedy}. Under another job_id everything is written again"
+        )
+
+
+def _a_topic(topic: str | None) -> str:
+    return "the topics that rows name" if topic is None else f"topic {topic!r}"
+
+
+def check_all(sink: Sink, partitions: int) -> None:
+    """After the last task, where nobody knew the number of partitions before: is there a marker of one that is none?
+
+    If so, an earlier run had more of them, and the same rows are in both.
+    """
+    client = AdminClient(_positions.client_options(sink.config))
+    listed = client.list_consumer_groups(request_timeout=_positions.ANSWER_S).result()
+    for problem in listed.errors:
+        raise problem
+    numbers = (re.fullmatch(rf"fastprod\.{re.escape(str(sink.job))}\.(\d+)", one.group_id) for one in listed.valid)
+    for number in sorted(int(found[1]) for found in numbers if found):
+        if number >= partitions:
+            with _positions.reader(sink.config, f"fastprod.{sink.job}.{number}") as group:
+                marker = _positions.read_marker(group, sink.place)
+            if marker is not None and marker.get("batch") == sink.batch:
+                raise ExportError(
+                    f"job {sink.job!r}{'' if sink.batch is None else f', batch {sink.batch},'} has {partitions} "
+                    f"partitions, but an earlier run has committed partition {number}: it had more of them, so rows "
+                    "are in the topic twice or are missing. Write it anew to another topic under another job_id, and "
+                    'with exactly_once="bucket", which does not depend on Spark\'s partitions'
+                )
+
+
+# ---- a partition
+
+
 @dataclass(frozen=True)
 class Once:
-    """The identity of one Spark partition's output."""
+    """The output of one Spark partition."""
 
-    job: str
+    sink: Sink
     number: int
-    batch: int | None = None
-    """Of a stream."""
 
     @property
     def name(self) -> str:
         """Of the transaction, and of the consumer group that holds the marker."""
-        return f"fastprod.{self.job}.{self.number}"
+        return f"fastprod.{self.sink.job}.{self.number}"
 
-    def producer(self, config: Mapping[str, Any]) -> Producer:
+    def producer(self) -> Producer:
         """A producer of this partition alone; older ones are fenced when this returns."""
-        producer = Producer(with_transactions(config, self.name))
-        try:
-            _patiently(lambda: producer.init_transactions(ANSWER_S))
-        except BaseException:
-            end(producer)
-            raise
-        return producer
+        return _begin(self.sink.config, self.name)
 
     @contextmanager
-    def group(self, config: Mapping[str, Any]) -> Iterator[Consumer]:
-        """A consumer of the group that holds the marker; it never joins it.
-
-        Not the admin client: that of librdkafka 2.16 crashes when a coordinator moves while it lists a group's offsets.
-        """
-        _, native = _config.split(dict(config), plugin="")
-        del native["plugin.library.paths"]
-        own = {"group.id": self.name, "isolation.level": "read_committed", "enable.auto.commit": False, "log_level": 0}
-        consumer = Consumer({**native, **own})
-        try:
+    def group(self) -> Iterator[Consumer]:
+        """Reads and names the place of the marker."""
+        with _positions.reader(self.sink.config, self.name) as consumer:
             yield consumer
-        finally:
-            consumer.close()
 
-    def committed(self, group: Consumer, topic: str | None, report: TaskReport) -> bool:
-        """Whether an earlier attempt has committed this output; if so, completes the report with what it wrote.
+    def committed(self, group: Consumer) -> Marker | None:
+        """The marker of an earlier attempt or run that has committed this partition."""
+        marker = _read(self.sink, group)
+        if marker is None:
+            return None
+        if "fingerprint" not in marker:
+            raise ExportError(
+                f"partition {self.number} of job {self.sink.job!r} was committed by an older fastprod, which did not "
+                "note what it wrote: nobody can tell whether these are the same rows. Take another job_id"
+            )
+        _compare(self.sink, marker, f"nothing of partition {self.number} was sent")
+        if marker.get("claim") != self.sink.claim:
+            raise ExportError(
+                f"partition {self.number} of job {self.sink.job!r} was committed by a run whose own marker the brokers "
+                "have forgotten (offsets.retention.minutes): they may have forgotten other partitions too, which would "
+                "be written twice. Take another job_id if everything is to be written again"
+            )
+        return marker
 
-        The marker lies at partition 0 of the first topic by name; rows that name their topics may come in any order.
-        """
-        topics = [topic] if topic is not None else set(group.list_topics(timeout=ANSWER_S).topics) - INTERNAL
-        places = [TopicPartition(name, 0) for name in topics]
-        found: list[TopicPartition] = []
+    def compare(self, marker: Marker, rows: Fingerprint, report: TaskReport) -> None:
+        """Completes the report of a task that writes nothing, if its rows are those that were committed."""
+        if (marker["records"], marker["fingerprint"]) != (rows.rows, str(rows)):
+            raise ExportError(
+                f"partition {self.number} holds other rows than those committed under this name (job "
+                f"{self.sink.job!r}): {rows.rows:,} rows with fingerprint {rows}, committed were {marker['records']:,} "
+                f"with {marker['fingerprint']}. The input has changed, is not deterministic, or is divided in another way "
+                "than in the run that committed it. Nothing of this partition was sent"
+            )
+        report.records, report.bytes, report.skipped = marker["records"], marker["bytes"], rows.rows > 0
 
-        def ask() -> None:
-            found[:] = group.committed(places, timeout=ANSWER_S)
-            for place in found:
-                if place.error is not None:  # "not known" is not the same as "no marker"
-                    raise KafkaException(place.error)
-
-        _patiently(ask)
-        for place in found:
-            known = json.loads(place.metadata or "{}") if place.offset >= 0 else {}
-            if known and known.get("batch") == self.batch:
-                report.records, report.bytes, report.skipped = known["records"], known["bytes"], True
-                return True
-        return False
-
-    def commit(self, producer: Producer, group: Consumer, report: TaskReport) -> None:
+    def commit(self, producer: Producer, group: Consumer, rows: Fingerprint, report: TaskReport) -> None:
         """Ends the transaction with the marker in it."""
-        what = json.dumps({"records": report.records, "bytes": report.bytes, "batch": self.batch})
-        marker = TopicPartition(min(report.topics), 0, report.records, metadata=what)
-        name = group.consumer_group_metadata()
-        _patiently(lambda: producer.send_offsets_to_transaction([marker], name, ANSWER_S))
-        _patiently(producer.commit_transaction)
+        marker = {
+            "claim": self.sink.claim,
+            **_identity(self.sink),
+            "records": report.records,
+            "bytes": report.bytes,
+            "fingerprint": str(rows),
+        }
+        _positions.write_marker(producer, group, self.sink.place, marker, report.records)
+        _positions.patiently(producer.commit_transaction)
 
 
 def end(producer: Producer) -> None:
@@ -129,6 +263,10 @@ def end(producer: Producer) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # confluent-kafka's, about transactions that cannot be aborted
         with suppress(Exception):  # what the task itself has to say counts more
+            producer.purge(in_flight=False)
+            # An abort that overtakes records on their way can be fatal on Kafka 4 (librdkafka #4849), and would leave
+            # the transaction open until it times out.
+            producer.flush(FLIGHT_S)
             producer.purge()
         with suppress(Exception):
             producer.close(CLOSE_S)
@@ -141,17 +279,3 @@ def is_fenced(producer: Producer) -> bool:
     except KafkaException as problem:
         return problem.args[0].code() in FENCED
     return False
-
-
-def _patiently(step: Callable[[], object]) -> None:
-    """Repeats a step of a transaction for as long as Kafka says that it may be repeated."""
-    deadline = time.monotonic() + ANSWER_S
-    while True:
-        try:
-            step()
-            return
-        except KafkaException as problem:
-            error = problem.args[0]
-            if not (error.retriable() or error.code() in PASSING) or time.monotonic() > deadline:
-                raise
-            time.sleep(0.2)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fastprod.producer import Producer
 from fastprod.spark._once import with_transactions
-from fastprod.spark._worker import Sink
+from fastprod.spark._sink import BUCKET, Sink
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType, StructType
 
-__all__ = ["COLUMNS", "plan", "sink", "used_columns"]
+__all__ = ["COLUMNS", "bucketed", "plan", "sink", "used_columns"]
 
 JOB_ID = re.compile(r"[A-Za-z0-9._-]{1,200}")
+MOST_BUCKETS = 10_000
 COLUMNS = ("key", "value", "topic", "partition", "headers", "timestamp")
 
 
@@ -25,37 +28,77 @@ def used_columns(schema: StructType, topic: str | None) -> list[str]:
     return [name for name in COLUMNS if name in schema.names and (name != "topic" or topic is None)]
 
 
-def plan(
-    schema: StructType,
-    topic: str | None,
-    config: Mapping[str, Any] | None,
-    exactly_once: str | None = None,
-    job_id: str | None = None,
-    *,
-    stream: bool = False,
-) -> Sink:
-    """What the executors need to know to write a DataFrame, checked."""
+def plan(schema: StructType, topic: str | None, config: Mapping[str, Any] | None, **once: Any) -> Sink:
+    """What the executors need to know to write a DataFrame, checked. `once` as for `sink`."""
     _check_columns(schema, topic)
-    return sink(topic, config, exactly_once, job_id, stream=stream)
+    made = sink(topic, config, **once)
+    if once.get("exactly_once") != "bucket":
+        return made
+    about = schema[BUCKET].metadata if BUCKET in schema.names else {}
+    if not {"buckets", "by"} <= about.keys():
+        raise ValueError(
+            'exactly_once="bucket" needs a DataFrame whose rows know their buckets; make it with '
+            'fastprod.spark.bucketed(df, buckets=64, bucket_by=["id"]), as the last step'
+        )
+    return replace(made, partitions=about["buckets"], layout=f"bucket({', '.join(about['by'])})")
 
 
 def sink(
     topic: str | None,
     config: Mapping[str, Any] | None,
+    *,
     exactly_once: str | None = None,
     job_id: str | None = None,
-    *,
+    batch: int | None = None,
+    marker_topic: str | None = None,
     stream: bool = False,
 ) -> Sink:
     """The same without columns."""
     settings = dict(config or {})
     if not settings.get("bootstrap.servers") and not settings.get("metadata.broker.list"):
         raise ValueError('the config has no "bootstrap.servers"; give config={"bootstrap.servers": "host:9092", ...}')
-    if topic is not None and (not isinstance(topic, str) or not topic):
-        raise ValueError(f"topic is a name, not {topic!r}")
+    for name, value in (("topic", topic), ("marker_topic", marker_topic)):
+        if value is not None and (not isinstance(value, str) or not value):
+            raise ValueError(f"{name} is a name, not {value!r}")
     job = _job(exactly_once, job_id, settings, stream)
+    for name, given in (("batch", batch), ("marker_topic", marker_topic)):
+        if job is None and given is not None:
+            raise ValueError(f"{name}={given!r} has no effect without exactly_once")
+    if batch is not None and (not isinstance(batch, int) or batch < 0):
+        raise ValueError(f"batch is the number that foreachBatch gives, not {batch!r}")
     _try(settings if job is None else with_transactions(settings, "fastprod.check"))
-    return Sink(settings, topic, job)
+    return Sink(settings, topic, job, batch, marker_topic=marker_topic)
+
+
+def bucketed(df: DataFrame, buckets: int, bucket_by: Sequence[str] | None) -> DataFrame:
+    """See fastprod.spark.bucketed."""
+    from pyspark.sql import functions as f
+
+    if isinstance(buckets, bool) or not isinstance(buckets, int) or not 1 <= buckets <= MOST_BUCKETS:
+        raise ValueError(f"buckets is a number from 1 to {MOST_BUCKETS:,}, not {buckets!r}")
+    if isinstance(bucket_by, str):
+        raise TypeError(f"bucket_by is a list of columns, [{bucket_by!r}], not a string")
+    if bucket_by is not None and not bucket_by:
+        raise ValueError("bucket_by names no column; leave it out to take all that are written")
+    if not hasattr(df, "repartitionById"):
+        raise RuntimeError('exactly_once="bucket" needs pyspark 4.1 or newer, which can place rows by a number')
+    by = list(bucket_by) if bucket_by is not None else [name for name in COLUMNS if name in df.columns]
+    if bucket_by is None and "headers" in by:
+        by.remove("headers")  # maps cannot be hashed
+    missing = [name for name in by if name not in df.columns]
+    if missing:
+        raise ValueError(f"bucket_by names {missing[0]!r}, but the columns are {df.columns}")
+    if BUCKET in df.columns:
+        raise ValueError(f"the DataFrame has a column {BUCKET!r} already; drop it first")
+    # Spark's xxhash64 is the same in every version and on every cluster.
+    number = f.pmod(f.xxhash64(*(f.col(_quoted(name)) for name in by)), f.lit(buckets)).cast("int")
+    return df.select("*", number.alias(BUCKET, metadata={"buckets": buckets, "by": by})).repartitionById(
+        buckets, BUCKET
+    )
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
 
 
 def _try(config: Mapping[str, Any]) -> None:
@@ -71,15 +114,15 @@ def _try(config: Mapping[str, Any]) -> None:
 def _job(exactly_once: str | None, job_id: str | None, config: Mapping[str, Any], stream: bool) -> str | None:
     if exactly_once is None:
         if job_id is not None:
-            raise ValueError(f'job_id={job_id!r} has no effect without exactly_once="task"')
+            raise ValueError(f"job_id={job_id!r} has no effect without exactly_once")
         return None
-    if exactly_once != "task":
-        raise ValueError(f'exactly_once is "task" or None, not {exactly_once!r}')
+    if exactly_once not in ("task", "bucket"):
+        raise ValueError(f'exactly_once is "task", "bucket" or None, not {exactly_once!r}')
     if stream and job_id is None:
         job_id = "stream"  # Spark tells a query from all others
     if not job_id or not JOB_ID.fullmatch(job_id):
         raise ValueError(
-            f'exactly_once="task" needs job_id=..., not {job_id!r}: 1 to 200 letters, digits, ".", "_" or "-" that '
+            f'exactly_once="{exactly_once}" needs job_id=..., not {job_id!r}: 1 to 200 letters, digits, ".", "_" or "-" that '
             "name this export and stay the same when it is submitted again"
         )
     if "transactional.id" in config:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from operator import itemgetter
 from typing import Any
 
+from fastprod import _bulk
+from fastprod._core._columns import Column
+from fastprod.spark._once import claim
 from fastprod.spark._plan import COLUMNS
-from fastprod.spark._worker import ExportError, Sink, Task, in_task
+from fastprod.spark._sink import ExportError, Sink
+from fastprod.spark._worker import Task, in_task
 
-__all__ = ["write_rows"]
+__all__ = ["PartitionWriter", "write_rows"]
 
 Columns = dict[str, Sequence[Any]]  # those of COLUMNS that the rows have
 
@@ -20,10 +26,48 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MS = timedelta(milliseconds=1)
 
 
+class PartitionWriter:
+    """What `partition_writer` returns: writes the rows of a partition.
+
+    For exactly once the job must be claimed, with its number of partitions, before the first task runs. Nobody tells
+    this function its RDD; but Spark pickles it, on the driver, in a method of that RDD.
+    """
+
+    def __init__(self, sink: Sink, chunk: int) -> None:
+        self.sink = sink
+        self.chunk = chunk
+
+    def __call__(self, rows: Iterable[Any]) -> Iterator[Any]:
+        return write_rows(self.sink, rows, self.chunk)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        sink = self.sink
+        if sink.job is not None and sink.claim is None:
+            sink = claim(replace(sink, partitions=_partitions_of_the_rdd()))
+        return PartitionWriter, (sink, self.chunk)
+
+
+def _partitions_of_the_rdd() -> int:
+    """Of the RDD in one of whose methods this is called."""
+    from pyspark import RDD
+
+    frame = sys._getframe()
+    while frame is not None:
+        rdd = frame.f_locals.get("self")
+        if isinstance(rdd, RDD):
+            return int(rdd.getNumPartitions())
+        frame = frame.f_back  # type: ignore[assignment]
+    raise ValueError(
+        "partition_writer cannot see how many partitions the RDD has, which exactly_once must know before the job "
+        "starts; give partitions=rdd.getNumPartitions()"
+    )
+
+
 def write_rows(sink: Sink, rows: Iterable[Any], chunk: int) -> Iterator[Any]:
     """Writes one partition of an RDD and yields its TaskReport."""
     source = iter(rows)
-    yield in_task(sink, iter(lambda: list(islice(source, chunk)), []), _hand_over)
+    # What made the rows may have read less than all of its input, as take() does.
+    yield in_task(sink, iter(lambda: list(islice(source, chunk)), []), _hand_over, may_stop=True)
 
 
 def _hand_over(task: Task, rows: list[Any]) -> None:
@@ -39,6 +83,8 @@ def _hand_over(task: Task, rows: list[Any]) -> None:
         columns["headers"] = [list(cell) if isinstance(cell, tuple) else cell for cell in columns["headers"]]
     for topic, part in _by_topic(rows, columns, task.topic):
         get = part.get
+        if not task.look(_blocks(part, None if task.topic is not None else topic)):
+            continue
         receipt = task.producer.produce_many(
             topic,
             get("value"),
@@ -49,6 +95,14 @@ def _hand_over(task: Task, rows: list[Any]) -> None:
             receipt=task.receipt(topic),
         )
         task.produced(topic, receipt)
+
+
+def _blocks(columns: Columns, topic: str | None) -> Iterator[_bulk.Block]:
+    """The same rows for the fingerprint; a topic that rows have named is part of them."""
+    get = columns.get
+    values = columns["value"]
+    for block in _bulk.blocks_of_columns(values, get("key"), get("partition"), get("headers"), get("timestamp")):
+        yield (*block[:2], None if topic is None else Column([topic] * len(values), "topic"), *block[3:])
 
 
 def _columns(rows: list[Any]) -> Columns:

@@ -1,6 +1,7 @@
 """Executor side: one producer per Python worker, and the task that feeds it.
 
     parts of a Spark partition: Arrow batches, or chunks of rows
+        -> Task.look()      for exactly once: adds the rows to the partition's fingerprint
         -> Task.produced()  keeps the receipt; buffer.memory holds rows back, nobody waits for acknowledgements
         -> Task.finish()    waits for all of them once, at the end; any failure fails the task
         -> TaskReport       one small row for the driver
@@ -11,20 +12,23 @@ before it returns, or its producer is purged and thrown away.
 
 from __future__ import annotations
 
-import hashlib
+import json
 import os
 import time
-import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
+from fastprod import _bulk
+from fastprod._core._fingerprint import Fingerprint
 from fastprod.producer import Producer
+from fastprod.spark._input import TaskInput
 from fastprod.spark._once import Once, end, is_fenced
+from fastprod.spark._sink import BUCKET, ExportError, Sink
 from fastprod.spark.report import PartitionReport, TaskReport, Topics, merge_topics
 
 if TYPE_CHECKING:
@@ -32,43 +36,17 @@ if TYPE_CHECKING:
 
     from fastprod._core._runtime import Receipt
 
-__all__ = ["ExportError", "Sink", "Task", "in_task", "report_batches", "write_batches"]
+__all__ = ["NO_SPECULATION", "ExportError", "Sink", "Task", "in_task", "report_batches", "write_batches"]
 
 SHOWN = 5  # errors in a message
 LOOK_S = 0.5  # how often a task looks for failures while it waits for acknowledgements
 RECEIPT_ROWS = 2**31  # after which the next receipt begins; it holds twice as many
 KEPT = 4  # producers that a worker keeps for later tasks
+CLAIM = "fastprod.claim"  # local property of a job: what the driver learns only when the tasks' function is made
+
+NO_SPECULATION = "exactly_once does not go with spark.speculation: two attempts at a task would fence each other"
 
 Part = TypeVar("Part")
-
-
-class ExportError(RuntimeError):
-    """Records of a task were not acknowledged; the text says how many and why."""
-
-
-@dataclass(frozen=True)
-class Sink:
-    """Where a job writes to and how: made on the driver, pickled to the executors."""
-
-    config: Mapping[str, Any] = field(repr=False)  # may hold passwords
-    topic: str | None
-    job: str | None = None
-    """Set for exactly once: the name that a resubmitted job keeps."""
-    batch: int | None = None
-    """For exactly once in a stream: the number of the batch."""
-    key: str = field(default="", repr=False)
-    """The same for configurations whose producers may stand in for each other."""
-
-    def __post_init__(self) -> None:
-        if not self.key:
-            object.__setattr__(self, "key", _identity(self.config))
-
-
-def _identity(config: Mapping[str, Any]) -> str:
-    """Equal for equal settings. Objects among them are copied to each task, so only their origin can be compared."""
-    if all(isinstance(value, (str, int, float, bool, type(None))) for value in config.values()):
-        return hashlib.sha256(repr(sorted(config.items())).encode()).hexdigest()
-    return uuid.uuid4().hex
 
 
 _producers: dict[tuple[int, str], Producer] = {}  # by process (a fork starts with none) and Sink.key, last used last
@@ -96,13 +74,26 @@ def discard(sink: Sink) -> None:
 class Task:
     """One attempt to write one Spark partition."""
 
-    def __init__(self, producer: Producer, topic: str | None, report: TaskReport) -> None:
+    def __init__(
+        self, producer: Producer, topic: str | None, report: TaskReport, rows: Fingerprint | None = None
+    ) -> None:
         self.producer = producer
         self.topic = topic
         self.report = report
+        self.rows = rows
+        """For exactly once: the fingerprint of the rows so far."""
+        self.writes = True
+        """False while rows are only compared with those that are committed."""
         self._before = producer.stats()
         self._receipts: list[Receipt] = []
         self._current: dict[str | None, Receipt] = {}  # by topic, None = a topic per record
+
+    def look(self, blocks: Iterable[_bulk.Block]) -> bool:
+        """Adds rows to the fingerprint, if one is wanted, and says whether to write them."""
+        if self.rows is not None:
+            for block in blocks:
+                self.rows.add(*block[:6])
+        return self.writes
 
     def receipt(self, topic: str | None) -> Receipt | None:
         """That of earlier calls to a topic, for the next."""
@@ -162,58 +153,82 @@ def _words(error: KafkaError | Exception) -> str:
     return str(known.str() if isinstance(known, KafkaError) else known)
 
 
-def in_task(sink: Sink, parts: Iterable[Part], hand_over: Callable[[Task, Part], None]) -> TaskReport:
-    """Writes the parts of a Spark partition, inside its task, and waits for the outcome."""
+def in_task(
+    sink: Sink, parts: Iterable[Part], hand_over: Callable[[Task, Part], None], *, may_stop: bool = False
+) -> TaskReport:
+    """Writes the parts of a Spark partition, inside its task, and waits for the outcome.
+
+    `may_stop`: whoever makes the parts need not have read all of the task's input.
+    """
     from pyspark import TaskContext
 
     context = TaskContext.get()
     number, attempt = (context.partitionId(), context.attemptNumber()) if context is not None else (0, 0)
     report = TaskReport(number, attempt, started=time.time())
+    if sink.job is not None:
+        known = context.getLocalProperty(CLAIM) if context is not None else None
+        if known and sink.claim is None:
+            sink = replace(sink, **json.loads(known))
+        if context is not None and context.getLocalProperty("spark.speculation") == "true":
+            raise ExportError(NO_SPECULATION)
+        # Without a task, parts are what somebody has at hand, and end where they end.
+        given = TaskInput.find() if context is not None else None
+        return _once(Once(sink, number), parts, hand_over, report, given, may_stop)
     source = iter(parts)
     for first in source:  # an empty partition needs no producer
-        parts = chain([first], source)
-        if sink.job is not None:
-            return _once(sink, sink.job, parts, hand_over, report)
         try:
-            return _write(borrow(sink), sink, parts, hand_over, report)
+            task = Task(borrow(sink), sink.topic, report)
+            for part in chain([first], source):
+                hand_over(task, part)
+                task.check()
+            return task.finish()
         except BaseException:
             discard(sink)
             raise
     return report
 
 
-def _write(
-    producer: Producer,
-    sink: Sink,
+def _once(
+    output: Once,
     parts: Iterable[Part],
     hand_over: Callable[[Task, Part], None],
     report: TaskReport,
+    given: TaskInput | None,
+    may_stop: bool,
 ) -> TaskReport:
-    task = Task(producer, sink.topic, report)
-    for part in parts:
-        hand_over(task, part)
-        task.check()
-    return task.finish()
-
-
-def _once(
-    sink: Sink, job: str, parts: Iterable[Part], hand_over: Callable[[Task, Part], None], report: TaskReport
-) -> TaskReport:
-    """The same in a transaction, unless an earlier attempt has committed it."""
-    output = Once(job, report.task, sink.batch)
-    producer = output.producer(sink.config)
+    """The same in a transaction; or, if an earlier attempt has committed it, a comparison with what that wrote."""
+    if output.sink.partitions is not None and output.number >= output.sink.partitions:
+        raise ExportError(
+            f"there is a Spark partition {output.number}, but job {output.sink.job!r} has {output.sink.partitions}: "
+            "the number changed while it was being started. Nothing of this partition was sent"
+        )
+    producer = output.producer()
     try:
-        with output.group(sink.config) as group:
-            if not output.committed(group, sink.topic, report):
+        with output.group() as group:
+            marker = output.committed(group)
+            task = Task(producer, output.sink.topic, report, Fingerprint())
+            task.writes = marker is None
+            if task.writes:
                 producer.begin_transaction()
-                _write(producer, sink, parts, hand_over, report)
-                output.commit(producer, group, report)
+            for part in parts:
+                hand_over(task, part)
+                task.check()
+            if given is not None:
+                given.check_end(may_stop=may_stop)
+            assert task.rows is not None
+            if marker is not None:
+                output.compare(marker, task.rows, report)
+            else:
+                task.finish()
+                if given is not None:
+                    given.check_wanted()
+                output.commit(producer, group, task.rows, report)
         report.end()
         return report
     except (ExportError, KafkaException):
         if is_fenced(producer):
             raise ExportError(
-                f"another attempt at Spark partition {report.task} of job {job!r} has taken over: either "
+                f"another attempt at Spark partition {report.task} of job {output.sink.job!r} has taken over: either "
                 "spark.speculation is on, which exactly_once does not go with, or the same job runs twice at the same "
                 "time, or this one took longer than transaction.timeout.ms. Readers of committed data will see nothing "
                 "of this attempt"
@@ -227,7 +242,12 @@ def write_batches(sink: Sink, batches: Iterable[pa.RecordBatch]) -> TaskReport:
     """Writes a Spark partition that comes as Arrow batches."""
 
     def hand_over(task: Task, batch: pa.RecordBatch) -> None:
+        if sink.bucketed:
+            batch = without_bucket(batch, task.report.task)
         check_topics(batch, sink.topic)
+        blocks = _bulk.blocks_of_batches(_bulk.checked_batches(batch, sink.topic), sink.topic is None)
+        if not task.look(blocks):
+            return
         receipt = task.producer.produce_arrow(batch, sink.topic, receipt=task.receipt(sink.topic))
         task.produced(sink.topic, receipt)
 
@@ -239,6 +259,28 @@ def report_batches(sink: Sink, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
     import pyarrow as pa
 
     yield pa.record_batch({"report": pa.array([write_batches(sink, batches).to_json()])})
+
+
+def number_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """For mapInArrow: one row with the number of the Spark partition, whose rows it does not read."""
+    import pyarrow as pa
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    yield pa.record_batch({"number": pa.array([context.partitionId() if context is not None else 0], pa.int32())})
+
+
+def without_bucket(batch: pa.RecordBatch, number: int) -> pa.RecordBatch:
+    """Takes the column of bucket numbers off, if all rows are in the right place."""
+    import pyarrow.compute as pc
+
+    found = pc.unique(batch.column(BUCKET)).to_pylist()
+    if found != [number]:
+        raise ExportError(
+            f"Spark partition {number} holds rows of the buckets {found[:SHOWN]}: every bucket must be the partition of "
+            "its number. Make the DataFrame with fastprod.spark.bucketed() and change nothing after it"
+        )
+    return batch.drop_columns([BUCKET])
 
 
 def check_topics(batch: pa.RecordBatch, topic: str | None) -> None:

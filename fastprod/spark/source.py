@@ -6,12 +6,18 @@
 `.mode("append")` is needed: Spark's default, "errorifexists", is refused by Spark itself, "overwrite" by us.
 
 Options are those of Spark's own Kafka sink: `kafka.*` go to the producer without the prefix, `topic` beats the column.
-Ours are `exactly.once` and `job.id` as in `fastprod.spark.write`, and `report`, a file on the driver for the report as
-JSON or HTML; a stream writes it anew with each batch. Spark hands options over in lower case; every name here is
-lower case anyway.
+Ours are `exactly.once`, `job.id` and `marker.topic` as in `fastprod.spark.write`, and `report`, a file on the driver for
+the report as JSON or HTML; a stream writes it anew with each batch. Spark hands options over in lower case; every name
+here is lower case anyway.
 
-Writers are made and committed in Python processes of the driver that know nothing of the session. What `write` can
-look up there, such as spark.speculation, is out of reach; two attempts at a task then fence each other and say so.
+Exactly once has the proofs that `write` has, but for one: writers are made in Python processes of the driver that are
+not told how many partitions the job will have.
+
+    exactly.once=bucket  rows of `fastprod.spark.bucketed()` know: another number of buckets under the same name, or a
+                         row in the wrong partition, is refused before anything is sent
+    exactly.once=task    is told after the last task. A run that is divided in another way than an earlier one fails,
+                         at the first partition whose rows are others than those committed, or at the end; but other
+                         partitions may have become visible by then
 """
 
 from __future__ import annotations
@@ -27,8 +33,10 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from fastprod.spark._once import check_all, claim
 from fastprod.spark._plan import plan, used_columns
-from fastprod.spark._worker import Sink, write_batches
+from fastprod.spark._sink import BUCKET, Sink
+from fastprod.spark._worker import write_batches
 from fastprod.spark.report import ExportReport, TaskReport
 
 try:
@@ -46,7 +54,7 @@ __all__ = ["FastprodDataSource"]
 
 log = logging.getLogger("fastprod.spark")
 PREFIX = "kafka."
-OWN = ("topic", "exactly.once", "job.id", "report")
+OWN = ("topic", "exactly.once", "job.id", "marker.topic", "report")
 SPARKS = ("checkpointlocation", "path", "queryname")  # that Spark passes on to every sink
 
 
@@ -60,7 +68,8 @@ class FastprodDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         if overwrite:
             raise ValueError('Kafka topics are only appended to: use .mode("append"), not "overwrite"')
-        return BatchWriter(*_parse(self.options, schema))
+        sink, columns, report = _parse(self.options, schema)
+        return BatchWriter(claim(sink) if sink.bucketed else sink, columns, report)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         if overwrite:
@@ -73,6 +82,8 @@ class Message(WriterCommitMessage):
     """A task's report on its way to the driver."""
 
     report: str
+    job: str | None = None
+    """For exactly once: the name under which it was written, which in a stream only its tasks know."""
 
 
 class _Writer:
@@ -85,7 +96,12 @@ class _Writer:
         self.start = time.time()
 
     def _write(self, sink: Sink, batches: Iterable[pa.RecordBatch]) -> Message:
-        return Message(write_batches(sink, (batch.select(self.columns) for batch in batches)).to_json())
+        return Message(write_batches(sink, (batch.select(self.columns) for batch in batches)).to_json(), sink.job)
+
+    def _check(self, messages: Sequence[Any], batch: int | None) -> None:
+        """For exactly once, when all tasks have ended."""
+        for job in {message.job for message in messages if message is not None and message.job is not None}:
+            check_all(replace(self.sink, job=job, batch=batch), len(messages))
 
     def _tell(self, messages: Sequence[Any], what: str, seconds: float | None) -> None:
         tasks = [TaskReport.from_json(message.report) for message in messages if message is not None]
@@ -105,6 +121,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         return self._write(self.sink, iterator)
 
     def commit(self, messages: Sequence[Any]) -> None:
+        self._check(messages, None)
         self._tell(messages, "fastprod has written", time.time() - self.start)
 
     def abort(self, messages: Sequence[Any]) -> None:
@@ -121,9 +138,12 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
             # A query keeps its id, and the numbers of its batches, as long as it keeps its checkpoint.
             query, batch = _local("sql.streaming.queryId"), _local("streaming.sql.batchId")
             sink = replace(sink, job=f"{sink.job}.{query}", batch=int(batch))
+            if sink.bucketed:
+                sink = claim(sink)
         return self._write(sink, iterator)
 
     def commit(self, messages: Sequence[Any], batchId: int) -> None:
+        self._check(messages, batchId)
         self._tell(messages, f"fastprod has written batch {batchId}", None)
 
     def abort(self, messages: Sequence[Any], batchId: int) -> None:
@@ -155,5 +175,14 @@ def _parse(
     report = given.get("report")
     if report is not None and not Path(report).absolute().parent.is_dir():
         raise ValueError(f'option "report" is {report!r}, but there is no such folder on the driver')
-    sink = plan(schema, topic, config, given.get("exactly.once"), given.get("job.id"), stream=stream)
-    return sink, used_columns(schema, topic), report
+    sink = plan(
+        schema,
+        topic,
+        config,
+        exactly_once=given.get("exactly.once"),
+        job_id=given.get("job.id"),
+        marker_topic=given.get("marker.topic"),
+        stream=stream,
+    )
+    columns = used_columns(schema, topic)
+    return sink, [*columns, BUCKET] if sink.bucketed else columns, report

@@ -4,9 +4,11 @@ import itertools
 import os
 import re
 import shutil
+import subprocess
 import sys
+import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,39 @@ def settled(cluster: KafkaCluster, topic: str, rows: int) -> Audit:
         assert time.monotonic() < deadline, "a transaction is still open"
         time.sleep(0.02)
     return audit(cluster.bootstrap_servers, topic, rows, order="none")
+
+
+def wait_until(happened: Callable[[], object], seconds: float = 120.0) -> None:
+    """A guard against waiting for ever, not an assertion on time."""
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def own_spark(spark, tmp_path) -> Callable[..., str]:
+    """Runs a script with a Spark of its own, for settings that a session keeps for life; returns what it prints."""
+
+    def run(script: str, *, master: str = "local[2]", conf: dict[str, str] | None = None, code: int = 0) -> str:
+        settings = {"spark.ui.enabled": "false", "spark.driver.memory": "512m", **(conf or {})}
+        head = f"""
+            import os, sys
+            from pyspark.sql import SparkSession
+            from fastprod.spark import bucketed, partition_writer, register, write
+            builder = SparkSession.builder.master({master!r})
+            for name, value in {settings!r}.items():
+                builder = builder.config(name, value)
+            spark = builder.getOrCreate()
+            spark.sparkContext.setLogLevel("OFF")
+        """
+        path = tmp_path / f"script-{next(_numbers)}.py"
+        path.write_text(textwrap.dedent(head) + textwrap.dedent(script))
+        done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=280)
+        assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    return run
 
 
 @pytest.fixture

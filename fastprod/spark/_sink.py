@@ -1,0 +1,62 @@
+"""What driver and executors share: where a job writes to, and how."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["BUCKET", "MARKERS", "ExportError", "Sink"]
+
+BUCKET = "fastprod_bucket"  # the column that tells a row's bucket
+
+MARKERS = "fastprod-markers"  # the topic whose offsets hold the markers of jobs whose rows name their topics
+
+
+class ExportError(RuntimeError):
+    """Records of a task were not acknowledged, or exactly once could not be kept; the text says why."""
+
+
+@dataclass(frozen=True)
+class Sink:
+    """Where a job writes to and how: made on the driver, pickled to the executors."""
+
+    config: Mapping[str, Any] = field(repr=False)  # may hold passwords
+    topic: str | None
+    job: str | None = None
+    """Set for exactly once: the name that a resubmitted job keeps."""
+    batch: int | None = None
+    """For exactly once in a stream: the number of the batch."""
+    key: str = field(default="", repr=False)
+    """The same for configurations whose producers may stand in for each other."""
+    marker_topic: str | None = None
+    """For exactly once: the topic whose offsets hold the job's markers, if it is not `topic`."""
+    layout: str = "task"
+    """For exactly once: what decides which rows are in which partition."""
+    partitions: int | None = None
+    """For exactly once: how many Spark partitions the job has, where that is known before it starts."""
+    claim: str | None = None
+    """For exactly once: the id in the job's own marker, once it is written."""
+
+    def __post_init__(self) -> None:
+        if not self.key:
+            object.__setattr__(self, "key", _identity(self.config))
+
+    @property
+    def place(self) -> str:
+        """The topic whose offsets hold the job's markers."""
+        return self.marker_topic or self.topic or MARKERS
+
+    @property
+    def bucketed(self) -> bool:
+        """Whether rows carry the number of their Spark partition."""
+        return self.layout != "task"
+
+
+def _identity(config: Mapping[str, Any]) -> str:
+    """Equal for equal settings. Objects among them are copied to each task, so only their origin can be compared."""
+    if all(isinstance(value, (str, int, float, bool, type(None))) for value in config.values()):
+        return hashlib.sha256(repr(sorted(config.items())).encode()).hexdigest()
+    return uuid.uuid4().hex
