@@ -5,8 +5,6 @@ makes that happen in another way on a real Kafka.
 """
 
 import os
-import shutil
-import threading
 import time
 from pathlib import Path
 
@@ -130,10 +128,10 @@ def test_a_stream_whose_batch_fails_or_is_stopped(spark, kafka_cluster, topic, m
         (source / f"{number}.txt").write_text(lines)
     system = spark._jvm.java.lang.System
     boom = "java_method('java.lang.System', 'getProperty', 'fastprod.boom')"
-    hold = "java_method('java.lang.Thread', 'sleep', 200L)"
+    hold = "coalesce(java_method('java.lang.Thread', 'sleep', 200L), '')"
     value = {
         "fail": f"if(value = '18000' AND {boom} = 'true', cast(raise_error('boom') AS string), value)",
-        "stop": f"if(value % 500 = 0 AND {boom} = 'true', concat(value, left({hold}, 0)), value)",
+        "stop": f"if(value % 500 = 0 AND {boom} = 'true', concat(value, {hold}), value)",
     }[action]
 
     def start():
@@ -185,8 +183,8 @@ def test_a_cancelled_job_leaves_nothing_and_is_written_by_the_next(spark, kafka_
     system = spark._jvm.java.lang.System
     system.setProperty("fastprod.boom", "true")
     asked = "java_method('java.lang.System', 'getProperty', 'fastprod.boom') = 'true'"
-    nap = f"if(id % 500 = 0 AND {asked}, java_method('java.lang.Thread', 'sleep', 100L), '')"
-    rows = spark.range(0, ROWS, 1, 2).selectExpr(f"concat(cast(id AS string), left({nap}, 0)) AS value")
+    nap = f"if(id % 500 = 0 AND {asked}, coalesce(java_method('java.lang.Thread', 'sleep', 500L), ''), '')"
+    rows = spark.range(0, ROWS, 1, 2).selectExpr(f"concat(cast(id AS string), {nap}) AS value")
     failed = []
 
     def run() -> None:
