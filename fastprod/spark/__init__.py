@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from fastprod.spark import _plan
+from fastprod.spark._check import CheckError
 from fastprod.spark._rows import write_rows
 from fastprod.spark._worker import ExportError, report_batches
 from fastprod.spark.report import ExportReport, PartitionReport, TaskReport
@@ -22,7 +23,16 @@ from fastprod.spark.report import ExportReport, PartitionReport, TaskReport
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["ExportError", "ExportReport", "PartitionReport", "TaskReport", "partition_writer", "register", "write"]
+__all__ = [
+    "CheckError",
+    "ExportError",
+    "ExportReport",
+    "PartitionReport",
+    "TaskReport",
+    "partition_writer",
+    "register",
+    "write",
+]
 
 ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
@@ -43,6 +53,7 @@ def write(
     exactly_once: str | None = None,
     job_id: str | None = None,
     batch_rows: int | None = None,
+    check: bool = True,
 ) -> ExportReport:
     """Writes a DataFrame to Kafka and waits until every record is acknowledged.
 
@@ -74,13 +85,19 @@ def write(
             add up their bytes, and 2,000 nearly as fast; but 10,000 rows of 100 kB make a batch of 1 GB, and Spark
             fails where its memory does not hold that. Jobs that other threads start in the same session meanwhile
             get such batches too.
+        check: whether the driver first asks the brokers if they answer, have the topic and let this client write to it,
+            rather than each task when it starts. It is left out where only executors have a file that the config
+            names, and for Spark Connect, whose client need not be near the brokers.
 
     Raises:
-        ValueError, TypeError: a column is missing, of the wrong type or a topic null; nothing was sent.
+        ValueError, TypeError: a column is missing, of the wrong type or a topic null, or an option is wrong; nothing
+            was sent.
+        CheckError: brokers do not answer, the topic is missing or this client may not write to it; nothing was sent.
     """
     if batch_rows is not None and not 1 <= batch_rows <= 10_000_000:
         raise ValueError(f"batch_rows is a number of rows from 1 to 10,000,000, or None, not {batch_rows}")
-    sink = _plan.plan(df.schema, topic, config, exactly_once, job_id)
+    here = not type(df).__module__.startswith("pyspark.sql.connect.")  # else the driver is elsewhere
+    sink = _plan.plan(df.schema, topic, config, exactly_once, job_id, check=check and here)
     if sink.job is not None and str(df.sparkSession.conf.get("spark.speculation", "false")).lower() == "true":
         raise ValueError(
             "exactly_once does not go with spark.speculation: two attempts at a task would fence each other"
@@ -137,6 +154,7 @@ def partition_writer(
     chunk: int = CHUNK,
     exactly_once: str | None = None,
     job_id: str | None = None,
+    check: bool = True,
 ) -> Callable[[Iterable[Any]], Iterator[TaskReport]]:
     """A function for `rdd.mapPartitions` that writes the rows of a partition and yields one TaskReport.
 
@@ -150,10 +168,11 @@ def partition_writer(
         topic: where to, unless the rows have a field `topic`.
         chunk: rows handed over at once.
         exactly_once, job_id: as for `write`. Leave spark.speculation off.
+        check: as for `write`; brokers are asked in this call.
     """
     if chunk < 1:
         raise ValueError(f"chunk is a number of rows from 1 on, not {chunk}")
-    sink = _plan.sink(topic, config, exactly_once, job_id)
+    sink = _plan.sink(topic, config, exactly_once, job_id, check=check)
 
     def writer(rows: Iterable[Any]) -> Iterator[TaskReport]:
         return write_rows(sink, rows, chunk)

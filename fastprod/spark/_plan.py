@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from fastprod.producer import Producer
+from fastprod.spark._check import check as check_first
 from fastprod.spark._once import with_transactions
 from fastprod.spark._worker import Sink
 
@@ -33,10 +32,11 @@ def plan(
     job_id: str | None = None,
     *,
     stream: bool = False,
+    check: bool = True,
 ) -> Sink:
     """What the executors need to know to write a DataFrame, checked."""
     _check_columns(schema, topic)
-    return sink(topic, config, exactly_once, job_id, stream=stream)
+    return sink(topic, config, exactly_once, job_id, stream=stream, check=check)
 
 
 def sink(
@@ -46,6 +46,7 @@ def sink(
     job_id: str | None = None,
     *,
     stream: bool = False,
+    check: bool = True,
 ) -> Sink:
     """The same without columns."""
     settings = dict(config or {})
@@ -54,18 +55,8 @@ def sink(
     if topic is not None and (not isinstance(topic, str) or not topic):
         raise ValueError(f"topic is a name, not {topic!r}")
     job = _job(exactly_once, job_id, settings, stream)
-    _try(settings if job is None else with_transactions(settings, "fastprod.check"))
+    check_first(settings if job is None else with_transactions(settings, "fastprod.check"), topic, brokers=check)
     return Sink(settings, topic, job)
-
-
-def _try(config: Mapping[str, Any]) -> None:
-    """Says here what the executors would say later: unknown options, wrong values.
-
-    Files that are only on the executors are their affair.
-    """
-    absent = {name for name, value in config.items() if name.endswith(".location") and not os.path.exists(str(value))}
-    # What it says of brokers, the executors will say too.
-    Producer({**{name: value for name, value in config.items() if name not in absent}, "log_level": 0}).close()
 
 
 def _job(exactly_once: str | None, job_id: str | None, config: Mapping[str, Any], stream: bool) -> str | None:

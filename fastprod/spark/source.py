@@ -3,12 +3,14 @@
     (df.write.format("fastprod").mode("append")
        .option("kafka.bootstrap.servers", "kafka:9092").option("topic", "orders").save())
 
-`.mode("append")` is needed: Spark's default, "errorifexists", is refused by Spark itself, "overwrite" by us.
+`.mode("append")` is needed. Spark refuses its own default, "errorifexists", before it asks us, and recommends "append"
+or "overwrite"; the latter is refused here.
 
 Options are those of Spark's own Kafka sink: `kafka.*` go to the producer without the prefix, `topic` beats the column.
-Ours are `exactly.once` and `job.id` as in `fastprod.spark.write`, and `report`, a file on the driver for the report as
-JSON or HTML; a stream writes it anew with each batch. Spark hands options over in lower case; every name here is
-lower case anyway.
+Ours are `exactly.once`, `job.id` and `check` ("true" or "false") as in `fastprod.spark.write`, and `report`, a file on
+the driver for the report as JSON or HTML; a stream writes it anew with each batch. A stream is checked before its first
+batch, where its checkpoint is in a folder that the driver can look into. Spark hands options over in lower case; every
+name here is lower case anyway.
 
 Writers are made and committed in Python processes of the driver that know nothing of the session. What `write` can
 look up there, such as spark.speculation, is out of reach; two attempts at a task then fence each other and say so.
@@ -27,6 +29,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from fastprod.spark._briefly import briefly, is_first_batch
 from fastprod.spark._plan import plan, used_columns
 from fastprod.spark._worker import Sink, write_batches
 from fastprod.spark.report import ExportReport, TaskReport
@@ -46,7 +49,7 @@ __all__ = ["FastprodDataSource"]
 
 log = logging.getLogger("fastprod.spark")
 PREFIX = "kafka."
-OWN = ("topic", "exactly.once", "job.id", "report")
+OWN = ("topic", "exactly.once", "job.id", "check", "report")
 SPARKS = ("checkpointlocation", "path", "queryname")  # that Spark passes on to every sink
 
 
@@ -57,11 +60,16 @@ class FastprodDataSource(DataSource):
     def name(cls) -> str:
         return "fastprod"
 
+    @briefly
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         if overwrite:
-            raise ValueError('Kafka topics are only appended to: use .mode("append"), not "overwrite"')
+            raise ValueError(
+                'Kafka topics are only appended to: write .mode("append").save(), whatever Spark recommends; records '
+                "that are in the topic go by its retention or by deleting it"
+            )
         return BatchWriter(*_parse(self.options, schema))
 
+    @briefly
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         if overwrite:
             raise ValueError('Kafka topics are only appended to: use .outputMode("append"), not "complete"')
@@ -155,5 +163,9 @@ def _parse(
     report = given.get("report")
     if report is not None and not Path(report).absolute().parent.is_dir():
         raise ValueError(f'option "report" is {report!r}, but there is no such folder on the driver')
-    sink = plan(schema, topic, config, given.get("exactly.once"), given.get("job.id"), stream=stream)
+    check = given.get("check", "true").lower()
+    if check not in ("true", "false"):
+        raise ValueError(f'option "check" is "true" or "false", not {check!r}')
+    ask = check == "true" and (not stream or is_first_batch(given.get("checkpointlocation")))
+    sink = plan(schema, topic, config, given.get("exactly.once"), given.get("job.id"), stream=stream, check=ask)
     return sink, used_columns(schema, topic), report
