@@ -29,9 +29,9 @@ def briefly(make: Made) -> Made:
     """Raises what `make` refuses without the way it took through our code."""
 
     @wraps(make)
-    def made(*args: Any) -> Any:
+    def made(*args: Any, **named: Any) -> Any:
         try:
-            return make(*args)
+            return make(*args, **named)
         except CheckError as problem:
             short: Exception = CheckError(str(problem).replace(SKIP, '.option("check", "false")'))
         except KafkaException as problem:

@@ -12,6 +12,7 @@ will see. Files that are only on the executors pass too, and with them everythin
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 import re
 import time
@@ -43,6 +44,7 @@ UNREACHED = (
 )
 NOT_YET = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
 SKIP = "check=False"
+UNHEARD = logging.Logger("fastprod.spark.check", logging.CRITICAL + 1)  # some complaints are above every log_level
 
 
 class CheckError(ExportError):
@@ -60,7 +62,7 @@ def check(config: Mapping[str, Any], topic: str | None, *, brokers: bool = True)
     if callable(settings.get("error_cb", heard.append)):
         settings["error_cb"] = heard.append
     try:
-        producer = Producer({**settings, "log_level": 0})
+        producer = Producer({**settings, "log_level": 0, "logger": UNHEARD})
     except KafkaException as problem:
         raise ConfigError(problem.args[0]) from None
     try:

@@ -54,7 +54,8 @@ def allow(cluster, topic, operation) -> None:
     rule = AclBinding(
         ResourceType.TOPIC, topic, pattern, "User:ann", "*", AclOperation[operation], AclPermissionType.ALLOW
     )
-    for done in AdminClient(cluster.client_config()).create_acls([rule]).values():
+    admin = AdminClient(cluster.client_config())  # must outlive its answers
+    for done in admin.create_acls([rule]).values():
         done.result(30)
 
 
