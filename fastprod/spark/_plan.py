@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from fastprod._java_options import translate
 from fastprod.spark._check import check as check_first
 from fastprod.spark._once import with_transactions
 from fastprod.spark._worker import Sink
@@ -49,7 +50,7 @@ def sink(
     check: bool = True,
 ) -> Sink:
     """The same without columns."""
-    settings = dict(config or {})
+    settings = translate(config or {})
     if not settings.get("bootstrap.servers") and not settings.get("metadata.broker.list"):
         raise ValueError('the config has no "bootstrap.servers"; give config={"bootstrap.servers": "host:9092", ...}')
     if topic is not None and (not isinstance(topic, str) or not topic):

@@ -19,21 +19,8 @@ from confluent_kafka.admin import (
 
 import fastprod.spark
 from fastprod.spark import CheckError, _briefly, _check, partition_writer, write
-from fastprod.testing import KafkaCluster
 
-SECRET = "hunter2-secret"
-
-
-@pytest.fixture(scope="module")
-def guarded(kafka_available):
-    """Brokers with users and rights, which create topics when asked for them."""
-    config = {
-        "auto.create.topics.enable": True,
-        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "super.users": "User:ANONYMOUS",
-    }
-    with KafkaCluster(config=config, users={"ann": SECRET}, tls=True) as cluster:
-        yield cluster
+SECRET = "hunter2-secret"  # the password of the cluster `guarded`
 
 
 @pytest.fixture
