@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from fastprod.spark import _plan
+from fastprod.spark import _columns, _plan
 from fastprod.spark._check import CheckError
 from fastprod.spark._rows import write_rows
 from fastprod.spark._worker import ExportError, report_batches
@@ -58,7 +58,8 @@ def write(
     """Writes a DataFrame to Kafka and waits until every record is acknowledged.
 
     Columns are those of Spark's own Kafka sink: `value` (string or binary, required), `key`, `topic`, `partition`,
-    `headers`, and in addition `timestamp`. Others are ignored. `topic` beats the column of that name. A column `topic`
+    `headers`, and in addition `timestamp`. Others are ignored. `KEY` is `key`, as ever in Spark, unless
+    spark.sql.caseSensitive says otherwise. `topic` beats the column of that name. A column `topic`
     that may hold nulls is looked through before anything is sent, which reads it twice; `coalesce(topic, '...')`
     cannot be null and saves that.
 
@@ -96,6 +97,7 @@ def write(
     """
     if batch_rows is not None and not 1 <= batch_rows <= 10_000_000:
         raise ValueError(f"batch_rows is a number of rows from 1 to 10,000,000, or None, not {batch_rows}")
+    df = _columns.named(df, topic)
     here = not type(df).__module__.startswith("pyspark.sql.connect.")  # else the driver is elsewhere
     sink = _plan.plan(df.schema, topic, config, exactly_once, job_id, check=check and here)
     if sink.job is not None and str(df.sparkSession.conf.get("spark.speculation", "false")).lower() == "true":
@@ -161,7 +163,7 @@ def partition_writer(
         reports = rdd.mapPartitions(partition_writer({"bootstrap.servers": "kafka:9092"}, "orders")).collect()
 
     A row is bytes or str (the value), a (key, value) tuple, or a dict, Row or named tuple with the fields that `write`
-    knows as columns. `ExportReport.of(reports)` adds the reports up.
+    knows as columns, in any case. `ExportReport.of(reports)` adds the reports up.
 
     Args:
         config: of the producer, as for fastprod.Producer.

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from fastprod._java_options import translate
 from fastprod.spark._check import check as check_first
+from fastprod.spark._columns import COLUMNS
 from fastprod.spark._once import with_transactions
 from fastprod.spark._worker import Sink
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
-__all__ = ["COLUMNS", "plan", "sink", "used_columns"]
+__all__ = ["plan", "sink", "used_columns"]
 
 JOB_ID = re.compile(r"[A-Za-z0-9._-]{1,200}")
-COLUMNS = ("key", "value", "topic", "partition", "headers", "timestamp")
 
 
 def used_columns(schema: StructType, topic: str | None) -> list[str]:

@@ -13,7 +13,8 @@ batch, where its checkpoint is in a folder that the driver can look into. Spark 
 name here is lower case anyway.
 
 Writers are made and committed in Python processes of the driver that know nothing of the session. What `write` can
-look up there, such as spark.speculation, is out of reach; two attempts at a task then fence each other and say so.
+look up there is out of reach: with spark.speculation, two attempts at a task fence each other and say so, and with
+spark.sql.caseSensitive a column `KEY` counts as `key` all the same.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from pyspark.sql.datasource import DataSource, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from fastprod.spark._briefly import briefly, is_first_batch
+from fastprod.spark._columns import lowered, schema_of
 from fastprod.spark._plan import plan, used_columns
 from fastprod.spark._worker import Sink, write_batches
 from fastprod.spark.report import ExportReport, TaskReport
@@ -93,7 +95,7 @@ class _Writer:
         self.start = time.time()
 
     def _write(self, sink: Sink, batches: Iterable[pa.RecordBatch]) -> Message:
-        return Message(write_batches(sink, (batch.select(self.columns) for batch in batches)).to_json())
+        return Message(write_batches(sink, (lowered(batch, self.columns) for batch in batches)).to_json())
 
     def _tell(self, messages: Sequence[Any], what: str, seconds: float | None) -> None:
         tasks = [TaskReport.from_json(message.report) for message in messages if message is not None]
@@ -167,5 +169,6 @@ def _parse(
     if check not in ("true", "false"):
         raise ValueError(f'option "check" is "true" or "false", not {check!r}')
     ask = check == "true" and (not stream or is_first_batch(given.get("checkpointlocation")))
+    schema, names = schema_of(schema, topic)
     sink = plan(schema, topic, config, given.get("exactly.once"), given.get("job.id"), stream=stream, check=ask)
-    return sink, used_columns(schema, topic), report
+    return sink, [names[name] for name in used_columns(schema, topic)], report
