@@ -1,9 +1,8 @@
 """Small facts that Kafka keeps for us: markers in the committed offsets of consumer groups that nobody joins.
 
 A marker is a short JSON document in the metadata of one offset: partition 0 of a topic, in a group of its own. It is
-written inside a transaction, so it becomes visible together with the transaction's records or not at all, and it needs
-no topic of its own. Brokers forget it `offsets.retention.minutes` after it was written (7 days unless changed), and when
-the topic is deleted.
+written inside a transaction, so it becomes visible together with the transaction's records or not at all. Brokers
+forget it `offsets.retention.minutes` after it was written (7 days unless changed), and when the topic is deleted.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from confluent_kafka import KafkaException
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from fastprod._java_options import translate
 from fastprod.cli import _load, _options
 from fastprod.cli._options import Failure
 
@@ -59,7 +60,7 @@ def brokers(given: dict[str, Any], bootstrap: str | None, real: bool) -> str | N
 def configuration(given: Mapping[str, Any]) -> dict[str, Any]:
     """Checked by making a client, which connects to nobody before it is asked to."""
     try:
-        conf = _load.full_configuration(given)
+        conf = _load.full_configuration(translate(given))
         confluent_kafka.Producer({**_load.for_librdkafka(conf), "bootstrap.servers": ""}).close()
     except KafkaException as problem:
         raise Failure(problem.args[0].str(), 2) from None

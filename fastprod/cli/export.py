@@ -64,6 +64,12 @@ _shared = _options.together(
     ),
     click.option("--master", default="local[*]", show_default=True, help="Spark's master."),
     _options.client_options("An option of the producer, repeatable."),
+    click.option(
+        "--check/--no-check",
+        default=True,
+        show_default=True,
+        help="First ask the brokers whether the topic is there and may be written.",
+    ),
     click.option("--report", metavar="FILE", callback=_report, help="Save the report as .json or .html."),
 )
 
@@ -103,6 +109,7 @@ def export(
     master: str,
     options: dict[str, str],
     file: dict[str, str],
+    check: bool,
     report: str | None,
 ) -> None:
     """Write INPUT, a file or folder that Spark can read, to a Kafka topic.
@@ -119,7 +126,7 @@ def export(
         def work(stop: Event) -> None:
             data = _read(spark, source, known)
             records = _records(data, key, value, value_format, headers, timestamp)
-            _run(spark, records, topic, brokers, report, f"{source} holds no rows")
+            _run(spark, records, topic, brokers, report, f"{source} holds no rows", check)
 
         interruptibly(spark, work)
 
@@ -138,6 +145,7 @@ def demo(
     master: str,
     options: dict[str, str],
     file: dict[str, str],
+    check: bool,
     report: str | None,
 ) -> None:
     """Make a data set of orders, as Parquet, and export it to a Kafka topic."""
@@ -154,7 +162,7 @@ def demo(
                 spark.range(rows).selectExpr(*(column.format(seed=seed) for column in ORDERS)).write.parquet(path)
             if not stop.is_set():
                 records = _records(_Data(spark.read.parquet(path)), "customer", None, "json", None, "ordered_at")
-                _run(spark, records, topic, brokers, report, "there are no orders", expected=rows)
+                _run(spark, records, topic, brokers, report, "there are no orders", check, expected=rows)
 
         interruptibly(spark, make_and_export)
 
@@ -336,13 +344,16 @@ def _run(
     brokers: _Brokers,
     report: str | None,
     nothing: str,
+    check: bool,
     expected: int | None = None,
 ) -> None:
-    from fastprod.spark import write
+    from fastprod.spark import CheckError, write
 
     try:
         with progress_of(spark, f"writing to {topic}"):
-            done = write(records, topic, brokers.config)
+            done = write(records, topic, brokers.config, check=check)
+    except CheckError as problem:
+        raise Failure(str(problem).replace("check=False", "--no-check"), 1) from None
     except KafkaException as problem:  # said on this side: the options are wrong
         raise Failure(problem.args[0].str(), 2) from None
     except (ValueError, TypeError) as problem:

@@ -16,17 +16,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fastprod.spark import _plan
+from fastprod.spark import _columns, _plan
+from fastprod.spark._check import CheckError
 from fastprod.spark._once import claim
 from fastprod.spark._rows import PartitionWriter
 from fastprod.spark._sink import BUCKET, ExportError, Sink
-from fastprod.spark._worker import CLAIM, NO_SPECULATION, number_batches, report_batches
+from fastprod.spark._worker import CLAIM, NO_SPECULATION, claim_batches, number_batches, report_batches
 from fastprod.spark.report import ExportReport, PartitionReport, TaskReport
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = [
+    "CheckError",
     "ExportError",
     "ExportReport",
     "PartitionReport",
@@ -61,11 +63,13 @@ def write(
     batch: int | None = None,
     marker_topic: str | None = None,
     batch_rows: int | None = None,
+    check: bool = True,
 ) -> ExportReport:
     """Writes a DataFrame to Kafka and waits until every record is acknowledged.
 
     Columns are those of Spark's own Kafka sink: `value` (string or binary, required), `key`, `topic`, `partition`,
-    `headers`, and in addition `timestamp`. Others are ignored. `topic` beats the column of that name. A column `topic`
+    `headers`, and in addition `timestamp`. Others are ignored. `KEY` is `key`, as ever in Spark, unless
+    spark.sql.caseSensitive says otherwise. `topic` beats the column of that name. A column `topic`
     that may hold nulls is looked through before anything is sent, which reads it twice; `coalesce(topic, '...')`
     cannot be null and saves that.
 
@@ -84,8 +88,8 @@ def write(
     - A marker holds the number of rows and a fingerprint of them. A task that finds one reads its own rows, and reports
       "skipped" if they are the same; if not, the job fails and names the partition.
 
-    "task" takes the partitions as they are: they must be the same each time, so cores, input splits and Spark's settings
-    must stay. "bucket" shuffles the rows into a fixed number of `buckets` by a hash of the columns `bucket_by`, so
+    "task" takes the partitions as they are: they must be the same each time, so cores, input splits and settings must
+    stay. "bucket" shuffles the rows into a fixed number of `buckets` by a hash of the columns `bucket_by`, so
     that the same rows are in the same bucket on any cluster, whatever the cores, splits or settings.
 
     A task must take less than transaction.timeout.ms (15 minutes unless set), and the job must run again within the
@@ -108,20 +112,32 @@ def write(
             add up their bytes, and 2,000 nearly as fast; but 10,000 rows of 100 kB make a batch of 1 GB, and Spark
             fails where its memory does not hold that. Jobs that other threads start in the same session meanwhile
             get such batches too.
+        check: whether the driver first asks the brokers if they answer, have the topic and let this client write to it,
+            rather than each task when it starts. It is left out where only executors have a file that the config
+            names, and for Spark Connect, whose client need not be near the brokers.
 
     Raises:
-        ValueError, TypeError: a column is missing, of the wrong type or a topic null, or an earlier run under this
-            job_id was divided in another way; nothing was sent.
+        ValueError, TypeError: a column is missing, of the wrong type or a topic null, an option is wrong, or an earlier
+            run under this job_id was divided in another way; nothing was sent.
+        CheckError: brokers do not answer, the topic is missing or this client may not write to it; nothing was sent.
     """
     if batch_rows is not None and not 1 <= batch_rows <= 10_000_000:
         raise ValueError(f"batch_rows is a number of rows from 1 to 10,000,000, or None, not {batch_rows}")
+    df = _columns.named(df, topic)
     if exactly_once == "bucket":
         if buckets is not None or bucket_by is not None or BUCKET not in df.columns:
             df = bucketed(df, BUCKETS if buckets is None else buckets, bucket_by)
     elif buckets is not None or bucket_by is not None:
         raise ValueError('buckets and bucket_by have no effect without exactly_once="bucket"')
     sink = _plan.plan(
-        df.schema, topic, config, exactly_once=exactly_once, job_id=job_id, batch=batch, marker_topic=marker_topic
+        df.schema,
+        topic,
+        config,
+        exactly_once=exactly_once,
+        job_id=job_id,
+        batch=batch,
+        marker_topic=marker_topic,
+        check=check and not _is_remote(df),
     )
     if sink.job is not None and str(df.sparkSession.conf.get("spark.speculation", "false")).lower() == "true":
         raise ValueError(NO_SPECULATION)
@@ -146,19 +162,20 @@ def bucketed(df: DataFrame, buckets: int = BUCKETS, bucket_by: Sequence[str] | N
         rows.write.format("fastprod").mode("append").option("exactly.once", "bucket").option("job.id", "orders-7")...
 
     A bucket is a Spark partition. A stable hash of the columns `bucket_by` decides, so the same rows are in the same
-    bucket on any cluster, whatever its cores, splits or settings. The number is added as a column, which is not written;
-    this must be the last step before writing. `write(..., exactly_once="bucket")` does it by itself.
+    bucket on any cluster, whatever its cores, splits or settings. The number is added as a column, which is not
+    written; this must be the last step before writing. `write(..., exactly_once="bucket")` does it by itself.
     """
     return _plan.bucketed(df, buckets, bucket_by)
 
 
 def _run(rows: DataFrame, sink: Sink) -> list[Any]:
     """Runs the job, for exactly once after its name is claimed, and returns a report for each Spark partition."""
-    if sink.job is not None and sink.partitions is None and not hasattr(rows, "_jdf"):
+    remote = _is_remote(rows)
+    if sink.job is not None and sink.partitions is None and remote:
         # Spark Connect has no other way to tell how many partitions there will be.
         sink = replace(sink, partitions=len(rows.mapInArrow(number_batches, "number int").collect()))
     if sink.partitions is not None:
-        sink = claim(sink)
+        sink = _claim_there(rows.sparkSession, sink) if remote else claim(sink)
 
     def run(batches: Iterable[Any]) -> Iterator[Any]:
         return report_batches(sink, batches)
@@ -180,6 +197,21 @@ def _run(rows: DataFrame, sink: Sink) -> list[Any]:
             "missing or doubled. Please report this"
         )
     return reports
+
+
+def _is_remote(df: DataFrame) -> bool:
+    """Whether this is Spark Connect, whose client need not be near the brokers."""
+    return type(df).__module__.startswith("pyspark.sql.connect.")
+
+
+def _claim_there(spark: SparkSession, sink: Sink) -> Sink:
+    """`claim` in a task of its own."""
+
+    def run(batches: Iterable[Any]) -> Iterator[Any]:
+        return claim_batches(sink, batches)
+
+    (row,) = spark.range(0, 1, 1, 1).mapInArrow(run, "claim string").collect()
+    return replace(sink, claim=row.claim)
 
 
 @contextmanager
@@ -230,13 +262,14 @@ def partition_writer(
     job_id: str | None = None,
     partitions: int | None = None,
     marker_topic: str | None = None,
+    check: bool = True,
 ) -> Callable[[Iterable[Any]], Iterator[TaskReport]]:
     """A function for `rdd.mapPartitions` that writes the rows of a partition and yields one TaskReport.
 
         reports = rdd.mapPartitions(partition_writer({"bootstrap.servers": "kafka:9092"}, "orders")).collect()
 
     A row is bytes or str (the value), a (key, value) tuple, or a dict, Row or named tuple with the fields that `write`
-    knows as columns. `ExportReport.of(reports)` adds the reports up.
+    knows as columns, in any case. `ExportReport.of(reports)` adds the reports up.
 
     Exactly once is that of `write`, with the same proofs: a task has seen the mark behind the last row of its input, or
     that more rows follow where a function before this one stops early; the number of partitions is noted when Spark
@@ -249,12 +282,13 @@ def partition_writer(
         chunk: rows handed over at once.
         exactly_once, job_id, marker_topic: as for `write`; there are no buckets here.
         partitions: of the RDD, `rdd.getNumPartitions()`. Needed only where pyspark does not show it.
+        check: as for `write`; brokers are asked in this call.
     """
     if chunk < 1:
         raise ValueError(f"chunk is a number of rows from 1 on, not {chunk}")
     if exactly_once == "bucket":
         raise ValueError('exactly_once="bucket" is for DataFrames; RDDs have "task"')
-    sink = _plan.sink(topic, config, exactly_once=exactly_once, job_id=job_id, marker_topic=marker_topic)
+    sink = _plan.sink(topic, config, exactly_once=exactly_once, job_id=job_id, marker_topic=marker_topic, check=check)
     if partitions is not None:
         if sink.job is None:
             raise ValueError(f"partitions={partitions!r} has no effect without exactly_once")

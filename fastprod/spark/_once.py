@@ -141,13 +141,13 @@ def _compare(sink: Sink, marker: Marker, so_far: str) -> None:
     about = f"job {sink.job!r}" + ("" if sink.batch is None else f", batch {sink.batch},")
     if marker.get("topic") != sink.topic:
         raise ValueError(
-            f"{about} went to {_a_topic(marker.get('topic'))} in an earlier run, and would go to {_a_topic(sink.topic)} "
-            f"now; {so_far}. Take another job_id for another topic"
+            f"{about} went to {_a_topic(marker.get('topic'))} in an earlier run, and would go to "
+            f"{_a_topic(sink.topic)} now; {so_far}. Take another job_id for another topic"
         )
     if marker.get("layout") != sink.layout:
         raise ValueError(
-            f"{about} divided its rows by {marker.get('layout')} in an earlier run, and would by {sink.layout} now: some "
-            f"would be lost and some doubled; {so_far}. Run it as before, or take another job_id to write all again"
+            f"{about} divided its rows by {marker.get('layout')} in an earlier run, and would by {sink.layout} now: "
+            f"some would be lost and some doubled; {so_far}. Run it as before; another job_id writes all again"
         )
     before, now = marker.get("partitions"), sink.partitions
     if before != now and before is not None and now is not None:
@@ -240,8 +240,8 @@ class Once:
             raise ExportError(
                 f"partition {self.number} holds other rows than those committed under this name (job "
                 f"{self.sink.job!r}): {rows.rows:,} rows with fingerprint {rows}, committed were {marker['records']:,} "
-                f"with {marker['fingerprint']}. The input has changed, is not deterministic, or is divided in another way "
-                "than in the run that committed it. Nothing of this partition was sent"
+                f"with {marker['fingerprint']}. The input has changed, is not deterministic, or is divided in another "
+                "way than in the run that committed it. Nothing of this partition was sent"
             )
         report.records, report.bytes, report.skipped = marker["records"], marker["bytes"], rows.rows > 0
 

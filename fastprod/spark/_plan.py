@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fastprod.producer import Producer
+from fastprod._java_options import translate
+from fastprod.spark._check import check as check_first
+from fastprod.spark._columns import COLUMNS
 from fastprod.spark._once import with_transactions
 from fastprod.spark._sink import BUCKET, Sink
 
@@ -16,11 +17,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType, StructType
 
-__all__ = ["COLUMNS", "bucketed", "plan", "sink", "used_columns"]
+__all__ = ["bucketed", "plan", "sink", "used_columns"]
 
 JOB_ID = re.compile(r"[A-Za-z0-9._-]{1,200}")
 MOST_BUCKETS = 10_000
-COLUMNS = ("key", "value", "topic", "partition", "headers", "timestamp")
 
 
 def used_columns(schema: StructType, topic: str | None) -> list[str]:
@@ -52,9 +52,10 @@ def sink(
     batch: int | None = None,
     marker_topic: str | None = None,
     stream: bool = False,
+    check: bool = True,
 ) -> Sink:
     """The same without columns."""
-    settings = dict(config or {})
+    settings = translate(config or {})
     if not settings.get("bootstrap.servers") and not settings.get("metadata.broker.list"):
         raise ValueError('the config has no "bootstrap.servers"; give config={"bootstrap.servers": "host:9092", ...}')
     for name, value in (("topic", topic), ("marker_topic", marker_topic)):
@@ -66,7 +67,7 @@ def sink(
             raise ValueError(f"{name}={given!r} has no effect without exactly_once")
     if batch is not None and (not isinstance(batch, int) or batch < 0):
         raise ValueError(f"batch is the number that foreachBatch gives, not {batch!r}")
-    _try(settings if job is None else with_transactions(settings, "fastprod.check"))
+    check_first(settings if job is None else with_transactions(settings, "fastprod.check"), topic, brokers=check)
     return Sink(settings, topic, job, batch, marker_topic=marker_topic)
 
 
@@ -85,7 +86,8 @@ def bucketed(df: DataFrame, buckets: int, bucket_by: Sequence[str] | None) -> Da
     by = list(bucket_by) if bucket_by is not None else [name for name in COLUMNS if name in df.columns]
     if bucket_by is None and "headers" in by:
         by.remove("headers")  # maps cannot be hashed
-    missing = [name for name in by if name not in df.columns]
+    known = {name.lower() for name in df.columns}
+    missing = [name for name in by if name.lower() not in known]
     if missing:
         raise ValueError(f"bucket_by names {missing[0]!r}, but the columns are {df.columns}")
     if BUCKET in df.columns:
@@ -101,16 +103,6 @@ def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _try(config: Mapping[str, Any]) -> None:
-    """Says here what the executors would say later: unknown options, wrong values.
-
-    Files that are only on the executors are their affair.
-    """
-    absent = {name for name, value in config.items() if name.endswith(".location") and not os.path.exists(str(value))}
-    # What it says of brokers, the executors will say too.
-    Producer({**{name: value for name, value in config.items() if name not in absent}, "log_level": 0}).close()
-
-
 def _job(exactly_once: str | None, job_id: str | None, config: Mapping[str, Any], stream: bool) -> str | None:
     if exactly_once is None:
         if job_id is not None:
@@ -122,8 +114,8 @@ def _job(exactly_once: str | None, job_id: str | None, config: Mapping[str, Any]
         job_id = "stream"  # Spark tells a query from all others
     if not job_id or not JOB_ID.fullmatch(job_id):
         raise ValueError(
-            f'exactly_once="{exactly_once}" needs job_id=..., not {job_id!r}: 1 to 200 letters, digits, ".", "_" or "-" that '
-            "name this export and stay the same when it is submitted again"
+            f'exactly_once="{exactly_once}" needs a job_id, not {job_id!r}: 1 to 200 letters, digits, ".", "_" or "-" '
+            "that name this export and stay the same when it is submitted again"
         )
     if "transactional.id" in config:
         raise ValueError("exactly_once chooses the transactional.id of each task; take it out of the config")

@@ -12,8 +12,8 @@ from typing import Any
 
 from fastprod import _bulk
 from fastprod._core._columns import Column
+from fastprod.spark._columns import COLUMNS, fields
 from fastprod.spark._once import claim
-from fastprod.spark._plan import COLUMNS
 from fastprod.spark._sink import ExportError, Sink
 from fastprod.spark._worker import Task, in_task
 
@@ -21,6 +21,7 @@ __all__ = ["PartitionWriter", "write_rows"]
 
 Columns = dict[str, Sequence[Any]]  # those of COLUMNS that the rows have
 
+FIELDS = frozenset(COLUMNS)
 TEXT = (bytes, str, bytearray, memoryview)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MS = timedelta(milliseconds=1)
@@ -114,16 +115,25 @@ def _columns(rows: list[Any]) -> Columns:
         shapes = {(_names(row), len(row)) for row in rows}
         if len(shapes) == 1:
             names = _names(rows[0]) or (("key", "value") if len(rows[0]) == 2 else ())
-            if "value" in names:
-                return {name: list(map(itemgetter(names.index(name)), rows)) for name in COLUMNS if name in names}
-    fields = [_fields(row) for row in rows]
-    filled = {name for one in fields for name in one}
-    return {name: [one.get(name) for one in fields] for name in COLUMNS if name in filled}
+            known = _known(names, rows[0])
+            if "value" in known:
+                return {name: list(map(itemgetter(names.index(theirs)), rows)) for name, theirs in known.items()}
+    found = [_fields(row) for row in rows]
+    filled = {name for one in found for name in one}
+    return {name: [one.get(name) for one in found] for name in COLUMNS if name in filled}
 
 
 def _names(row: Any) -> tuple[str, ...]:
     """The fields of a pyspark.sql.Row or a named tuple."""
     return tuple(getattr(row, "__fields__", None) or getattr(row, "_fields", None) or ())
+
+
+def _known(names: tuple[Any, ...], row: Any) -> dict[str, str]:
+    """The fields that count, each with the name that it has in the row."""
+    try:
+        return fields(names)
+    except ValueError as problem:
+        raise ExportError(f"{problem}: row {_shown(row)}") from None
 
 
 def _fields(row: Any) -> Mapping[str, Any]:
@@ -142,6 +152,8 @@ def _fields(row: Any) -> Mapping[str, Any]:
             f"cannot write {_shown(row)}: a row is bytes or str (the value), a (key, value) tuple, or a dict, Row or "
             f"named tuple with the fields {', '.join(COLUMNS)}"
         )
+    if not FIELDS.issuperset(found):
+        found = {name: found[theirs] for name, theirs in _known(tuple(found), row).items()}
     if "value" not in found:
         raise ExportError(f"row {_shown(row)} has no field 'value'; the fields that count are {', '.join(COLUMNS)}")
     return found

@@ -27,7 +27,7 @@ from fastprod import _bulk
 from fastprod._core._fingerprint import Fingerprint
 from fastprod.producer import Producer
 from fastprod.spark._input import TaskInput
-from fastprod.spark._once import Once, end, is_fenced
+from fastprod.spark._once import Once, claim, end, is_fenced
 from fastprod.spark._sink import BUCKET, ExportError, Sink
 from fastprod.spark.report import PartitionReport, TaskReport, Topics, merge_topics
 
@@ -270,6 +270,14 @@ def number_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch
     yield pa.record_batch({"number": pa.array([context.partitionId() if context is not None else 0], pa.int32())})
 
 
+def claim_batches(sink: Sink, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """For mapInArrow: claims the job, and one row with the claim."""
+    import pyarrow as pa
+
+    for _ in batches:
+        yield pa.record_batch({"claim": pa.array([claim(sink).claim])})
+
+
 def without_bucket(batch: pa.RecordBatch, number: int) -> pa.RecordBatch:
     """Takes the column of bucket numbers off, if all rows are in the right place."""
     import pyarrow.compute as pc
@@ -277,8 +285,8 @@ def without_bucket(batch: pa.RecordBatch, number: int) -> pa.RecordBatch:
     found = pc.unique(batch.column(BUCKET)).to_pylist()
     if found != [number]:
         raise ExportError(
-            f"Spark partition {number} holds rows of the buckets {found[:SHOWN]}: every bucket must be the partition of "
-            "its number. Make the DataFrame with fastprod.spark.bucketed() and change nothing after it"
+            f"Spark partition {number} holds rows of the buckets {found[:SHOWN]}: every bucket must be the partition "
+            "of its number. Make the DataFrame with fastprod.spark.bucketed() and change nothing after it"
         )
     return batch.drop_columns([BUCKET])
 

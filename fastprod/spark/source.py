@@ -3,12 +3,14 @@
     (df.write.format("fastprod").mode("append")
        .option("kafka.bootstrap.servers", "kafka:9092").option("topic", "orders").save())
 
-`.mode("append")` is needed: Spark's default, "errorifexists", is refused by Spark itself, "overwrite" by us.
+`.mode("append")` is needed. Spark refuses its own default, "errorifexists", before it asks us, and recommends "append"
+or "overwrite"; the latter is refused here.
 
 Options are those of Spark's own Kafka sink: `kafka.*` go to the producer without the prefix, `topic` beats the column.
-Ours are `exactly.once`, `job.id` and `marker.topic` as in `fastprod.spark.write`, and `report`, a file on the driver for
-the report as JSON or HTML; a stream writes it anew with each batch. Spark hands options over in lower case; every name
-here is lower case anyway.
+Ours are `exactly.once`, `job.id`, `marker.topic` and `check` ("true" or "false") as in `fastprod.spark.write`, and
+`report`, a file on the driver for the report as JSON or HTML; a stream writes it anew with each batch. A stream is
+checked before its first batch, where its checkpoint is in a folder that the driver can look into. Spark hands options
+over in lower case; every name here is lower case anyway.
 
 Exactly once has the proofs that `write` has, but for one: writers are made in Python processes of the driver that are
 not told how many partitions the job will have.
@@ -18,6 +20,8 @@ not told how many partitions the job will have.
     exactly.once=task    is told after the last task. A run that is divided in another way than an earlier one fails,
                          at the first partition whose rows are others than those committed, or at the end; but other
                          partitions may have become visible by then
+
+Nor do these processes know the session: with spark.sql.caseSensitive a column `KEY` counts as `key` all the same.
 """
 
 from __future__ import annotations
@@ -33,6 +37,8 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from fastprod.spark._briefly import briefly, is_first_batch
+from fastprod.spark._columns import lowered, schema_of
 from fastprod.spark._once import check_all, claim
 from fastprod.spark._plan import plan, used_columns
 from fastprod.spark._sink import BUCKET, Sink
@@ -54,7 +60,7 @@ __all__ = ["FastprodDataSource"]
 
 log = logging.getLogger("fastprod.spark")
 PREFIX = "kafka."
-OWN = ("topic", "exactly.once", "job.id", "marker.topic", "report")
+OWN = ("topic", "exactly.once", "job.id", "marker.topic", "check", "report")
 SPARKS = ("checkpointlocation", "path", "queryname")  # that Spark passes on to every sink
 
 
@@ -65,12 +71,17 @@ class FastprodDataSource(DataSource):
     def name(cls) -> str:
         return "fastprod"
 
+    @briefly
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         if overwrite:
-            raise ValueError('Kafka topics are only appended to: use .mode("append"), not "overwrite"')
+            raise ValueError(
+                'Kafka topics are only appended to: write .mode("append").save(), whatever Spark recommends; records '
+                "that are in the topic go by its retention or by deleting it"
+            )
         sink, columns, report = _parse(self.options, schema)
         return BatchWriter(claim(sink) if sink.bucketed else sink, columns, report)
 
+    @briefly
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         if overwrite:
             raise ValueError('Kafka topics are only appended to: use .outputMode("append"), not "complete"')
@@ -96,7 +107,8 @@ class _Writer:
         self.start = time.time()
 
     def _write(self, sink: Sink, batches: Iterable[pa.RecordBatch]) -> Message:
-        return Message(write_batches(sink, (batch.select(self.columns) for batch in batches)).to_json(), sink.job)
+        report = write_batches(sink, (lowered(batch, self.columns) for batch in batches))
+        return Message(report.to_json(), sink.job)
 
     def _check(self, messages: Sequence[Any], batch: int | None) -> None:
         """For exactly once, when all tasks have ended."""
@@ -175,6 +187,10 @@ def _parse(
     report = given.get("report")
     if report is not None and not Path(report).absolute().parent.is_dir():
         raise ValueError(f'option "report" is {report!r}, but there is no such folder on the driver')
+    check = given.get("check", "true").lower()
+    if check not in ("true", "false"):
+        raise ValueError(f'option "check" is "true" or "false", not {check!r}')
+    schema, names = schema_of(schema, topic)
     sink = plan(
         schema,
         topic,
@@ -183,6 +199,7 @@ def _parse(
         job_id=given.get("job.id"),
         marker_topic=given.get("marker.topic"),
         stream=stream,
+        check=check == "true" and (not stream or is_first_batch(given.get("checkpointlocation"))),
     )
-    columns = used_columns(schema, topic)
+    columns = [names[name] for name in used_columns(schema, topic)]
     return sink, [*columns, BUCKET] if sink.bucketed else columns, report

@@ -61,6 +61,18 @@ def mock() -> Iterator[MockClusterProcess]:
         yield cluster
 
 
+@pytest.fixture(scope="session")
+def guarded(kafka_available: None) -> Iterator[KafkaCluster]:
+    """Brokers with TLS, a user and rights, which create topics when asked for them."""
+    config = {
+        "auto.create.topics.enable": True,
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS;User:root",
+    }
+    with KafkaCluster(config=config, users={"ann": "hunter2-secret", "root": 'hunter2-"\\;'}, tls=True) as cluster:
+        yield cluster
+
+
 def settled(cluster: KafkaCluster, topic: str, rows: int) -> Audit:
     """What readers of committed data find once no transaction is open: Kafka answers a commit a moment before that."""
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0})

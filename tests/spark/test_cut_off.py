@@ -1,4 +1,4 @@
-"""Exactly once when rows stop coming: what failed, was cancelled or killed leaves nothing, and the next run makes it good.
+"""Exactly once when rows stop coming: what failed or was cancelled leaves nothing, and the next run makes it good.
 
 Spark closes a task's input when something above it fails, and its readers take that for the end of the rows. Each test
 makes that happen in another way on a real Kafka.
@@ -74,9 +74,7 @@ def test_write_when_the_jvm_fails_upstream(spark, kafka_cluster, topic, many_bat
 
 def test_write_with_sparks_own_retry(spark, kafka_cluster, topic, many_batches) -> None:
     kafka_cluster.create_topic(topic, 3)
-    report = write(
-        failing(spark, always=False), topic, settings(kafka_cluster), exactly_once="task", job_id=topic
-    )
+    report = write(failing(spark, always=False), topic, settings(kafka_cluster), exactly_once="task", job_id=topic)
     assert (report.records, report.tasks[1].attempt, report.skipped) == (ROWS, 1, 0)
     all_there(kafka_cluster, topic)
 
@@ -220,11 +218,13 @@ def test_an_unreadable_file_in_the_middle(spark, kafka_cluster, topic, many_batc
     (tmp_path / "2.txt.gz").write_bytes(whole[: len(whole) // 2])
     spark.conf.set("spark.sql.files.openCostInBytes", str(1 << 30))  # a file is a partition
     try:
-        with pytest.raises(Exception, match="EOFException|Unexpected end"):
+        with pytest.raises(Exception, match=r"EOFException|Unexpected end"):
             write(spark.read.text(str(tmp_path)), topic, settings(kafka_cluster), exactly_once="task", job_id=topic)
         whole_partitions(kafka_cluster, topic)
         (tmp_path / "2.txt.gz").write_bytes(whole)
-        report = write(spark.read.text(str(tmp_path)), topic, settings(kafka_cluster), exactly_once="task", job_id=topic)
+        report = write(
+            spark.read.text(str(tmp_path)), topic, settings(kafka_cluster), exactly_once="task", job_id=topic
+        )
         assert report.records == ROWS
     finally:
         spark.conf.unset("spark.sql.files.openCostInBytes")
@@ -259,7 +259,7 @@ def test_shuffle_files_that_are_lost(kafka_cluster, topic, own_spark, tmp_path) 
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         from test_cut_off import LoseShuffleFiles
         rows = spark.range(0, {ROWS}, 1, 4).selectExpr("cast(id AS string) AS value").repartition(8, "value")
-        config = {{"bootstrap.servers": {kafka_cluster.bootstrap_servers!r}, "partitioner": LoseShuffleFiles({str(tmp_path)!r})}}
+        config = {{**{settings(kafka_cluster)!r}, "partitioner": LoseShuffleFiles({str(tmp_path)!r})}}
         for attempt in range(2):
             report = write(rows, {topic!r}, config, exactly_once="task", job_id={topic!r})
             print("written", report.records, report.skipped)

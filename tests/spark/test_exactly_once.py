@@ -9,9 +9,9 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from conftest import settled
 
+from fastprod import _positions
 from fastprod.spark import ExportError, ExportReport, _once, partition_writer, register, write
 from fastprod.spark._worker import Sink, write_batches
-from fastprod.spark.report import TaskReport
 from fastprod.testing import audit
 
 ROWS = 40_000
@@ -126,7 +126,7 @@ def test_an_unknown_marker_is_not_taken_for_none() -> None:
             return [SimpleNamespace(error=answers.pop(0), offset=-1001, metadata=None)]
 
     with pytest.raises(KafkaException, match="TOPIC_AUTHORIZATION_FAILED"):
-        _once.Once("job", 0).committed(Group(), "t", TaskReport(0))
+        _once.Once(Sink({}, "t", "job"), 0).committed(Group())
     assert answers == []
 
 
@@ -144,7 +144,7 @@ def test_topics_in_a_column_may_come_in_any_order(kafka_cluster, topic) -> None:
 
 
 def test_brokers_that_do_not_answer_end_the_task(monkeypatch) -> None:
-    monkeypatch.setattr(_once, "ANSWER_S", 1.0)
+    monkeypatch.setattr(_positions, "ANSWER_S", 1.0)
     sink = Sink({"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, "t", "job")
     with pytest.raises(KafkaException, match=r"127\.0\.0\.1:1"):
         write_batches(sink, [pa.record_batch({"value": [b"v"]})])
@@ -191,7 +191,7 @@ def test_a_stream_writes_a_repeated_batch_once(spark, kafka_cluster, topic, tmp_
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"exactly_once": "task"}, "needs job_id"),
+        ({"exactly_once": "task"}, "needs a job_id"),
         ({"exactly_once": "task", "job_id": "no spaces"}, "no spaces"),
         ({"exactly_once": "always", "job_id": "j"}, "exactly_once is"),
         ({"job_id": "j"}, "no effect without"),
@@ -222,7 +222,7 @@ def test_a_topic_with_underscores_keeps_its_marker(spark, kafka_cluster, topic) 
         assert (report.records, report.skipped) == (ROWS, skipped)
 
 
-def test_the_marker_of_rows_that_name_their_topics_is_found_among_all(spark, kafka_cluster, topic) -> None:
+def test_rows_that_name_their_topics_have_their_markers_in_one_place(spark, kafka_cluster, topic) -> None:
     for name in (f"__{topic}", topic):
         kafka_cluster.create_topic(name, 1)
     rows = numbers(spark).selectExpr("value", f"if(value % 2 = 0, '__{topic}', '{topic}') AS topic")

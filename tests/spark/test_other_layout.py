@@ -73,14 +73,19 @@ def rows_of(spark, kind: str, path: str):
 
 
 @pytest.mark.parametrize("kind", CHANGES)
-def test_write_refuses_another_number_of_partitions_before_it_sends(spark, kafka_cluster, topic, tmp_path, kind) -> None:
+def test_write_refuses_another_number_of_partitions_before_it_sends(
+    spark, kafka_cluster, topic, tmp_path, kind
+) -> None:
     kafka_cluster.create_topic(topic, 3)
     path = text_files(tmp_path / "rows")
     first, second = CHANGES[kind]
     once = {"exactly_once": "task", "job_id": topic}
     with configured(spark, **first):
         seen = some_written(kafka_cluster, topic, rows_of(spark, kind, path), **once)
-    with configured(spark, **second), pytest.raises(ValueError, match=r"had \d+ partitions in an earlier run and has \d+ now"):
+    with (
+        configured(spark, **second),
+        pytest.raises(ValueError, match=r"had \d+ partitions in an earlier run and has \d+ now"),
+    ):
         write(rows_of(spark, kind, path), topic, settings(kafka_cluster), **once)
     assert settled(kafka_cluster, topic, ROWS).records == seen
     with configured(spark, **first):  # and the first way is still right
@@ -99,9 +104,7 @@ def test_buckets_are_right_however_spark_divides_its_input(spark, kafka_cluster,
         bad = rows_of(spark, kind, path).repartitionByRange(3, "value")
         write(bad.where("value % 6 < 3"), f"{topic}", settings(kafka_cluster), **{**once, "job_id": f"{topic}-warm"})
     with configured(spark, **second):
-        report = write(
-            rows_of(spark, kind, path).where("value % 6 >= 3"), topic, settings(kafka_cluster), **once
-        )
+        report = write(rows_of(spark, kind, path).where("value % 6 >= 3"), topic, settings(kafka_cluster), **once)
         assert len(report.tasks) == 6
     with configured(spark, **first):
         again = write(rows_of(spark, kind, path).where("value % 6 >= 3"), topic, settings(kafka_cluster), **once)
@@ -122,7 +125,9 @@ def test_other_buckets_under_the_same_name_are_refused(spark, kafka_cluster, top
     with pytest.raises(ValueError, match=r"divided its rows by bucket\(id\) .* task"):
         write(rows, topic, config, exactly_once="task", job_id=topic)
     with pytest.raises(ValueError, match=r"went to topic .* would go to topic 'other'"):
-        write(rows, "other", config, exactly_once="bucket", job_id=topic, buckets=3, bucket_by=["id"], marker_topic=topic)
+        write(
+            rows, "other", config, exactly_once="bucket", job_id=topic, buckets=3, bucket_by=["id"], marker_topic=topic
+        )
     found = settled(kafka_cluster, topic, 1000)
     assert found.clean, str(found)
 
@@ -192,8 +197,8 @@ def test_the_data_source_with_buckets(spark, kafka_cluster, topic, tmp_path) -> 
         save(bucketed(spark.read.text(path), 6, ["value"]), kafka_cluster, topic, exactly_once="bucket")
     with pytest.raises(Exception, match=r"needs a DataFrame whose rows know their buckets.*bucketed"):
         save(spark.read.text(path), kafka_cluster, topic, exactly_once="bucket")
+    moved = bucketed(spark.read.text(path), 5, ["value"]).coalesce(2)
     with pytest.raises(Exception, match="every bucket must be the partition of"):
-        moved = bucketed(spark.read.text(path), 5, ["value"]).coalesce(2)
         save(moved, kafka_cluster, topic, exactly_once="bucket", job_id=f"{topic}-moved")
     assert settled(kafka_cluster, topic, ROWS).clean
 
@@ -205,7 +210,10 @@ def test_the_data_source_without_buckets_fails_loudly(spark, kafka_cluster, topi
     path = text_files(tmp_path / "rows")
     with configured(spark, spark_sql_leafNodeDefaultParallelism=first):
         save(spark.read.text(path), kafka_cluster, topic, exactly_once="task")
-    with configured(spark, spark_sql_leafNodeDefaultParallelism=second), pytest.raises(Exception, match="holds other rows"):
+    with (
+        configured(spark, spark_sql_leafNodeDefaultParallelism=second),
+        pytest.raises(Exception, match="holds other rows"),
+    ):
         save(spark.read.text(path), kafka_cluster, topic, exactly_once="task")
 
 
@@ -222,7 +230,12 @@ def test_the_data_source_finds_partitions_of_an_earlier_run_that_are_none(spark,
     if settled(kafka_cluster, topic, 400).records == 0:
         pytest.skip("Spark gave up before the last partition was written")
     with pytest.raises(Exception, match="has 2 partitions, but an earlier run has committed partition 3"):
-        save(spark.range(0, 400, 1, 2).selectExpr("cast(id AS string) AS value"), kafka_cluster, topic, exactly_once="task")
+        save(
+            spark.range(0, 400, 1, 2).selectExpr("cast(id AS string) AS value"),
+            kafka_cluster,
+            topic,
+            exactly_once="task",
+        )
 
 
 STREAMS = {
@@ -262,7 +275,7 @@ def test_a_stream_that_is_restarted_with_other_settings(spark, kafka_cluster, to
         if once == "bucket":
             run()
         else:
-            with pytest.raises(Exception, match="holds other rows|has committed partition"):
+            with pytest.raises(Exception, match=r"holds other rows|has committed partition"):
                 run()
     if once == "bucket":
         found = settled(kafka_cluster, topic, ROWS)
@@ -277,9 +290,7 @@ def test_foreach_batch_with_write(spark, kafka_cluster, topic, tmp_path) -> None
 
     def run() -> None:
         def put(rows, batch: int) -> None:
-            reports.append(
-                write(rows, topic, settings(kafka_cluster), exactly_once="task", job_id=topic, batch=batch)
-            )
+            reports.append(write(rows, topic, settings(kafka_cluster), exactly_once="task", job_id=topic, batch=batch))
 
         writer = spark.readStream.option("maxFilesPerTrigger", 4).text(path).writeStream.foreachBatch(put)
         query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
@@ -294,7 +305,7 @@ def test_foreach_batch_with_write(spark, kafka_cluster, topic, tmp_path) -> None
     for name in ("0", ".0.crc", "1", ".1.crc"):  # somebody restores an old checkpoint
         (checkpoint / "commits" / name).unlink(missing_ok=True)
         (checkpoint / "offsets" / name.replace("0", "1")).unlink(missing_ok=True)
-    with pytest.raises(Exception, match="batch 1 of job .* has been written before"):
+    with pytest.raises(Exception, match=r"batch 1 of job .* has been written before"):
         run()
     found = settled(kafka_cluster, topic, ROWS)
     assert found.clean, str(found)

@@ -60,7 +60,9 @@ def test_wrong_options_are_named(registered, options, message) -> None:
 
 def test_overwrite_is_refused(registered, mock, topic) -> None:
     writer = registered.range(1).selectExpr("'v' AS value").write.format("fastprod").mode("overwrite")
-    with pytest.raises(Exception, match=r'use \.mode\("append"\)'):
+    with pytest.raises(
+        Exception, match=r'ValueError: Kafka topics are only appended to: write \.mode\("append"\)\.save\(\)'
+    ):
         writer.option("kafka.bootstrap.servers", mock.bootstrap_servers).option("topic", topic).save()
 
 

@@ -1,0 +1,72 @@
+"""Which columns count: case does not, as ever in Spark, unless it is told otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+__all__ = ["COLUMNS", "fields", "lowered", "matches", "named", "schema_of"]
+
+COLUMNS = ("key", "value", "topic", "partition", "headers", "timestamp")
+SENSITIVE = "spark.sql.caseSensitive"
+
+
+def matches(names: Iterable[Any], what: str = "columns") -> dict[str, str]:
+    """Those of COLUMNS that are there, each with the name it has there. Two that differ only by case are refused."""
+    found: dict[str, str] = {}
+    for name in names:
+        known = name.lower() if isinstance(name, str) else ""
+        if known in found:
+            raise ValueError(
+                f"{what} {found[known]!r} and {name!r} both stand for {known!r}, since case does not count; "
+                "rename or drop one"
+            )
+        if known in COLUMNS:
+            found[known] = name
+    return found
+
+
+def _counted(schema: StructType, topic: str | None) -> list[str]:
+    """Names that could count; a topic that is given beats the column."""
+    return [name for name in schema.names if topic is None or name.lower() != "topic"]
+
+
+def named(df: DataFrame, topic: str | None) -> DataFrame:
+    """The same rows under the names that count. With spark.sql.caseSensitive only those names do."""
+    if str(df.sparkSession.conf.get(SENSITIVE, "false")).lower() == "true":
+        return df
+    for known, name in matches(_counted(df.schema, topic)).items():
+        if name != known:
+            df = df.withColumnRenamed(name, known)
+    return df
+
+
+def schema_of(schema: StructType, topic: str | None) -> tuple[StructType, dict[str, str]]:
+    """The same for a schema alone, and what `matches` says. The session, which knows about case, is out of reach."""
+    from pyspark.sql.types import StructField, StructType
+
+    found = matches(_counted(schema, topic))
+    ours = {name: known for known, name in found.items()}
+    parts = [
+        StructField(ours.get(part.name, part.name), part.dataType, part.nullable, part.metadata) for part in schema
+    ]
+    return StructType(parts), found
+
+
+def lowered(batch: pa.RecordBatch, columns: list[str]) -> pa.RecordBatch:
+    """Some columns of a batch, under the names that count."""
+    chosen = batch.select(columns)
+    names = [name.lower() for name in columns]
+    return chosen if names == columns else type(chosen).from_arrays(chosen.columns, names=names)
+
+
+@lru_cache(64)
+def fields(names: tuple[Any, ...]) -> dict[str, str]:
+    """`matches` for the fields of rows, of which many have the same."""
+    return matches(names, "fields")
