@@ -15,15 +15,15 @@ import hashlib
 import os
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaException
 
 from fastprod.producer import Producer
+from fastprod.spark._failures import counted
 from fastprod.spark._once import Once, end, is_fenced
 from fastprod.spark.report import PartitionReport, TaskReport, Topics, merge_topics
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ExportError", "Sink", "Task", "in_task", "report_batches", "write_batches"]
 
-SHOWN = 5  # errors in a message
 LOOK_S = 0.5  # how often a task looks for failures while it waits for acknowledgements
 RECEIPT_ROWS = 2**31  # after which the next receipt begins; it holds twice as many
 KEPT = 4  # producers that a worker keeps for later tasks
@@ -145,21 +144,13 @@ class Task:
 
     def _failure(self) -> ExportError:
         failures = (failure for receipt in self._receipts if receipt.failed for failure in receipt.errors)
-        found = Counter(_words(failure.error) for failure in failures)
-        shown = [f"{words} ({count:,} times)" if count > 1 else words for words, count in found.most_common(SHOWN)]
-        if len(found) > SHOWN:
-            shown.append(f"{len(found) - SHOWN} other errors")
+        count, reasons = counted(failures, self.producer)
         return ExportError(
-            f"{found.total():,} of the records of Spark partition {self.report.task} (attempt {self.report.attempt}) "
+            f"{count:,} of the records of Spark partition {self.report.task} (attempt {self.report.attempt}) "
             f"failed; of {sum(receipt.total for receipt in self._receipts):,} handed over so far, "
             f"{sum(receipt.acknowledged for receipt in self._receipts):,} are known to be acknowledged. "
-            f"Errors: {'; '.join(shown) or 'none told'}"
+            f"Errors: {reasons}"
         )
-
-
-def _words(error: KafkaError | Exception) -> str:
-    known = error.args[0] if isinstance(error, KafkaException) else error
-    return str(known.str() if isinstance(known, KafkaError) else known)
 
 
 def in_task(sink: Sink, parts: Iterable[Part], hand_over: Callable[[Task, Part], None]) -> TaskReport:
