@@ -24,6 +24,7 @@ from confluent_kafka import KafkaException
 
 from fastprod.producer import Producer
 from fastprod.spark._failures import counted
+from fastprod.spark._memory import Held
 from fastprod.spark._once import Once, end, is_fenced
 from fastprod.spark.report import PartitionReport, TaskReport, Topics, merge_topics
 
@@ -163,6 +164,7 @@ def in_task(sink: Sink, parts: Iterable[Part], hand_over: Callable[[Task, Part],
     source = iter(parts)
     for first in source:  # an empty partition needs no producer
         parts = chain([first], source)
+        del first  # which would be kept until the task ends
         if sink.job is not None:
             return _once(sink, sink.job, parts, hand_over, report)
         try:
@@ -217,10 +219,15 @@ def _once(
 def write_batches(sink: Sink, batches: Iterable[pa.RecordBatch]) -> TaskReport:
     """Writes a Spark partition that comes as Arrow batches."""
 
+    held = Held(sink.config)
+
     def hand_over(task: Task, batch: pa.RecordBatch) -> None:
         check_topics(batch, sink.topic)
-        receipt = task.producer.produce_arrow(batch, sink.topic, receipt=task.receipt(sink.topic))
+        counts = held.counts(batch)
+        receipt = task.producer.produce_arrow(batch, sink.topic, receipt=None if counts else task.receipt(sink.topic))
         task.produced(sink.topic, receipt)
+        if counts:
+            held.add(receipt, batch, task.check)
 
     return in_task(sink, (batch for batch in batches if batch.num_rows), hand_over)
 
