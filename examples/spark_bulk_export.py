@@ -10,7 +10,6 @@ carry the time at which they were placed. Ends with status 1 if the report does 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -19,7 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 from fastprod.spark import write
-from fastprod.testing import MockClusterProcess
+from fastprod.testing import MockClusterProcess, spark_environment
 
 TOPIC = "orders"
 
@@ -30,8 +29,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--report", help="save the report as .json or .html")
     options = parser.parse_args()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    spark_environment()
     with ExitStack() as stack:
         brokers = options.bootstrap
         if brokers is None:

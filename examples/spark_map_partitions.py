@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import sys
 from collections.abc import Iterable, Iterator
@@ -22,7 +21,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from fastprod.spark import ExportReport, partition_writer
-from fastprod.testing import MockClusterProcess
+from fastprod.testing import MockClusterProcess, spark_environment
 
 
 def make_lines(count: int) -> list[str]:
@@ -52,8 +51,7 @@ def main() -> int:
     parser.add_argument("-b", "--bootstrap", help="brokers that have the topics 'visits' and 'alerts'")
     parser.add_argument("--lines", type=int, default=100_000)
     options = parser.parse_args()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    spark_environment()
     with ExitStack() as stack:
         brokers = options.bootstrap
         if brokers is None:

@@ -12,7 +12,6 @@ unless --exactly-once (real brokers only).
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import tempfile
 import time
@@ -23,7 +22,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 import fastprod.spark
-from fastprod.testing import MockClusterProcess, audit
+from fastprod.testing import MockClusterProcess, audit, spark_environment
 
 RATE = 1000  # clicks a second
 
@@ -69,8 +68,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.exactly_once and not options.bootstrap:
         parser.error("--exactly-once needs real brokers: give -b")
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    spark_environment()
     with ExitStack() as stack:
         brokers = options.bootstrap
         if brokers is None:

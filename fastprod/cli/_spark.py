@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fastprod.cli._options import Failure
 from fastprod.testing._java import KafkaUnavailable, java_program
+from fastprod.testing._spark import spark_environment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,11 +45,7 @@ def session(master: str, name: str, config: Mapping[str, str] | None = None) -> 
             "JAVA_HOME",
             2,
         ) from None
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    # Workers are started with -m, which would let modules of the current folder come before installed ones.
-    os.environ.setdefault("PYTHONSAFEPATH", "1")
-    if master.startswith("local"):
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    spark_environment(local=master.startswith("local"))
     with tempfile.TemporaryDirectory(prefix="fastprod-spark-") as work:
         log = Path(work, "spark.log")
         builder = (

@@ -15,18 +15,19 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaException
 
 from fastprod import _bulk
 from fastprod._core._fingerprint import Fingerprint
 from fastprod.producer import Producer
+from fastprod.spark._failures import counted
 from fastprod.spark._input import TaskInput
+from fastprod.spark._memory import Held
 from fastprod.spark._once import Once, claim, end, is_fenced
 from fastprod.spark._sink import BUCKET, ExportError, Sink
 from fastprod.spark.report import PartitionReport, TaskReport, Topics, merge_topics
@@ -38,9 +39,9 @@ if TYPE_CHECKING:
 
 __all__ = ["NO_SPECULATION", "ExportError", "Sink", "Task", "in_task", "report_batches", "write_batches"]
 
-SHOWN = 5  # errors in a message
 LOOK_S = 0.5  # how often a task looks for failures while it waits for acknowledgements
 RECEIPT_ROWS = 2**31  # after which the next receipt begins; it holds twice as many
+MOST_OPEN = 64  # receipts that are looked at for failures, before those that have ended are left out
 KEPT = 4  # producers that a worker keeps for later tasks
 CLAIM = "fastprod.claim"  # local property of a job: what the driver learns only when the tasks' function is made
 
@@ -86,6 +87,7 @@ class Task:
         """False while rows are only compared with those that are committed."""
         self._before = producer.stats()
         self._receipts: list[Receipt] = []
+        self._open: list[Receipt] = []  # those of _receipts that may still fail
         self._current: dict[str | None, Receipt] = {}  # by topic, None = a topic per record
 
     def look(self, blocks: Iterable[_bulk.Block]) -> bool:
@@ -105,13 +107,16 @@ class Task:
         if self._current.get(topic) is not receipt:
             self._current[topic] = receipt
             self._receipts.append(receipt)
+            self._open.append(receipt)
         if receipt.failed:
             raise self._failure()
 
     def check(self) -> None:
         """The same for the records of all calls."""
-        if any(receipt.failed for receipt in self._receipts):
+        if any(receipt.failed for receipt in self._open):
             raise self._failure()
+        if len(self._open) > MOST_OPEN:  # large rows have a receipt for each batch
+            self._open = [receipt for receipt in self._open if not receipt.wait(0) or receipt.failed]
 
     def finish(self) -> TaskReport:
         """Waits for every outcome, or the first failure."""
@@ -136,21 +141,13 @@ class Task:
 
     def _failure(self) -> ExportError:
         failures = (failure for receipt in self._receipts if receipt.failed for failure in receipt.errors)
-        found = Counter(_words(failure.error) for failure in failures)
-        shown = [f"{words} ({count:,} times)" if count > 1 else words for words, count in found.most_common(SHOWN)]
-        if len(found) > SHOWN:
-            shown.append(f"{len(found) - SHOWN} other errors")
+        count, reasons = counted(failures, self.producer)
         return ExportError(
-            f"{found.total():,} of the records of Spark partition {self.report.task} (attempt {self.report.attempt}) "
+            f"{count:,} of the records of Spark partition {self.report.task} (attempt {self.report.attempt}) "
             f"failed; of {sum(receipt.total for receipt in self._receipts):,} handed over so far, "
             f"{sum(receipt.acknowledged for receipt in self._receipts):,} are known to be acknowledged. "
-            f"Errors: {'; '.join(shown) or 'none told'}"
+            f"Errors: {reasons}"
         )
-
-
-def _words(error: KafkaError | Exception) -> str:
-    known = error.args[0] if isinstance(error, KafkaException) else error
-    return str(known.str() if isinstance(known, KafkaError) else known)
 
 
 def in_task(
@@ -176,16 +173,22 @@ def in_task(
         return _once(Once(sink, number), parts, hand_over, report, given, may_stop)
     source = iter(parts)
     for first in source:  # an empty partition needs no producer
+        parts = chain([first], source)
+        del first  # which would be kept until the task ends
         try:
             task = Task(borrow(sink), sink.topic, report)
-            for part in chain([first], source):
-                hand_over(task, part)
-                task.check()
+            _hand_all_over(task, parts, hand_over)
             return task.finish()
         except BaseException:
             discard(sink)
             raise
     return report
+
+
+def _hand_all_over(task: Task, parts: Iterable[Part], hand_over: Callable[[Task, Part], None]) -> None:
+    for part in parts:
+        hand_over(task, part)
+        task.check()
 
 
 def _once(
@@ -210,9 +213,7 @@ def _once(
             task.writes = marker is None
             if task.writes:
                 producer.begin_transaction()
-            for part in parts:
-                hand_over(task, part)
-                task.check()
+            _hand_all_over(task, parts, hand_over)
             if given is not None:
                 given.check_end(may_stop=may_stop)
             assert task.rows is not None
@@ -241,6 +242,8 @@ def _once(
 def write_batches(sink: Sink, batches: Iterable[pa.RecordBatch]) -> TaskReport:
     """Writes a Spark partition that comes as Arrow batches."""
 
+    held = Held(sink.config)
+
     def hand_over(task: Task, batch: pa.RecordBatch) -> None:
         if sink.bucketed:
             batch = without_bucket(batch, task.report.task)
@@ -248,8 +251,11 @@ def write_batches(sink: Sink, batches: Iterable[pa.RecordBatch]) -> TaskReport:
         blocks = _bulk.blocks_of_batches(_bulk.checked_batches(batch, sink.topic), sink.topic is None)
         if not task.look(blocks):
             return
-        receipt = task.producer.produce_arrow(batch, sink.topic, receipt=task.receipt(sink.topic))
+        counts = held.counts(batch)
+        receipt = task.producer.produce_arrow(batch, sink.topic, receipt=None if counts else task.receipt(sink.topic))
         task.produced(sink.topic, receipt)
+        if counts:
+            held.add(receipt, batch, task.check)
 
     return in_task(sink, (batch for batch in batches if batch.num_rows), hand_over)
 
@@ -285,7 +291,7 @@ def without_bucket(batch: pa.RecordBatch, number: int) -> pa.RecordBatch:
     found = pc.unique(batch.column(BUCKET)).to_pylist()
     if found != [number]:
         raise ExportError(
-            f"Spark partition {number} holds rows of the buckets {found[:SHOWN]}: every bucket must be the partition "
+            f"Spark partition {number} holds rows of the buckets {found[:5]}: every bucket must be the partition "
             "of its number. Make the DataFrame with fastprod.spark.bucketed() and change nothing after it"
         )
     return batch.drop_columns([BUCKET])

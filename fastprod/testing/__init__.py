@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fastprod.testing._audit import Audit, audit
+    from fastprod.testing._spark import spark_environment
     from fastprod.testing.kafka import KafkaCluster, KafkaUnavailable
     from fastprod.testing.mock import MockCluster, MockClusterProcess, Request
 
@@ -19,8 +20,18 @@ _MODULES = {  # where each name lives
     "MockClusterProcess": "mock",
     "Request": "mock",
     "audit": "_audit",
+    "spark_environment": "_spark",
 }
-__all__ = ["Audit", "KafkaCluster", "KafkaUnavailable", "MockCluster", "MockClusterProcess", "Request", "audit"]
+__all__ = [
+    "Audit",
+    "KafkaCluster",
+    "KafkaUnavailable",
+    "MockCluster",
+    "MockClusterProcess",
+    "Request",
+    "audit",
+    "spark_environment",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -126,7 +126,7 @@ def test_a_stream_whose_batch_fails_or_is_stopped(spark, kafka_cluster, topic, m
         (source / f"{number}.txt").write_text(lines)
     system = spark._jvm.java.lang.System
     boom = "java_method('java.lang.System', 'getProperty', 'fastprod.boom')"
-    hold = "left(java_method('java.lang.Thread', 'sleep', 200L), 0)"
+    hold = "replace(java_method('java.lang.Thread', 'sleep', 200L), 'null', '')"
     value = {
         "fail": f"if(value = '18000' AND {boom} = 'true', cast(raise_error('boom') AS string), value)",
         "stop": f"if(value % 500 = 0 AND {boom} = 'true', concat(value, {hold}), value)",
@@ -181,7 +181,7 @@ def test_a_cancelled_job_leaves_nothing_and_is_written_by_the_next(spark, kafka_
     system = spark._jvm.java.lang.System
     system.setProperty("fastprod.boom", "true")
     asked = "java_method('java.lang.System', 'getProperty', 'fastprod.boom') = 'true'"
-    nap = f"if(id % 500 = 0 AND {asked}, left(java_method('java.lang.Thread', 'sleep', 500L), 0), '')"
+    nap = f"if(id % 500 = 0 AND {asked}, replace(java_method('java.lang.Thread', 'sleep', 500L), 'null', ''), '')"
     rows = spark.range(0, ROWS, 1, 2).selectExpr(f"concat(cast(id AS string), {nap}) AS value")
     failed = []
 

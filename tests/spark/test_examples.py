@@ -1,6 +1,7 @@
 """The examples, as a user runs them."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,21 @@ def test_the_bulk_export(tmp_path) -> None:
     output = run("spark_bulk_export.py", "--rows", "20000", "--report", str(tmp_path / "report.html"))
     assert "20,000 orders read, 20,000 acknowledged, 20,000 by partition" in output
     assert "orders" in (tmp_path / "report.html").read_text()
+
+
+def test_an_example_in_a_source_folder_that_is_not_built(tmp_path) -> None:
+    """Workers start in the current folder; they must not import what lies there."""
+    source = EXAMPLES.parent
+    shutil.copytree(source / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("*.png"))
+    shutil.copytree(source / "fastprod", tmp_path / "fastprod", ignore=shutil.ignore_patterns("*.so", "*.c"))
+    done = subprocess.run(
+        [sys.executable, "examples/spark_bulk_export.py", "--rows", "2000"],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        cwd=tmp_path,
+    )
+    assert "2,000 orders read, 2,000 acknowledged" in done.stdout, done.stderr
 
 
 def test_the_log_through_map_partitions() -> None:

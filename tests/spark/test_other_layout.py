@@ -44,7 +44,7 @@ def configured(spark, **conf: object):
 
 def some_written(cluster, topic, frame, **once) -> int:
     """A first run that fails after some of its partitions were committed; returns the rows that readers see."""
-    nap = "left(java_method('java.lang.Thread', 'sleep', 1500L), 0)"  # for other partitions to be written
+    nap = "replace(java_method('java.lang.Thread', 'sleep', 1500L), 'null', '')"  # for other partitions to be written
     bad = frame.selectExpr(f"if(value = '7999', concat({nap}, cast(raise_error('boom') AS string)), value) AS value")
     with pytest.raises(Exception, match="boom"):
         write(bad, topic, settings(cluster), **once)
@@ -335,7 +335,7 @@ spark = (
     .config("spark.ui.enabled", "false").config("spark.driver.memory", "512m").getOrCreate()
 )
 spark.sparkContext.setLogLevel("OFF")
-nap = "left(java_method('java.lang.Thread', 'sleep', 5L), 0)"
+nap = "replace(java_method('java.lang.Thread', 'sleep', 5L), 'null', '')"
 rows = spark.read.text(path)
 if cores == "8":
     rows = rows.selectExpr(f"if(value % 7 = 0 AND value >= 4000, concat(value, {nap}), value) AS value")

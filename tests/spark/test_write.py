@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlparse
+from uuid import uuid4
 
 import pyarrow as pa
 import pytest
@@ -189,6 +190,25 @@ def test_errors_are_counted(mock, topic) -> None:
         match=r"100 of the records .*: topic '.*not 3 \(60 times\); topic '.*not 4 \(40 times\)",
     ):
         _worker.write_batches(sink, [batch])
+
+
+@pytest.mark.parametrize("by", ["argument", "column"])
+def test_errors_name_topic_and_number(kafka_cluster, topic, by) -> None:
+    """Of a producer that knows nothing of the topic yet, as in the first task of a worker."""
+    kafka_cluster.create_topic(topic, 2)
+
+    def said(numbers, name=topic, **settings) -> str:
+        rows = {"value": [b"v"] * len(numbers), "topic": [name] * len(numbers), "partition": numbers}
+        settings = {**config(kafka_cluster), "client.id": f"{topic}-{uuid4()}", **settings}
+        with pytest.raises(fastprod.spark.ExportError) as failure:
+            _worker.write_batches(_worker.Sink(settings, name if by == "argument" else None), [pa.record_batch(rows)])
+        return str(failure.value).partition("Errors: ")[2]
+
+    known = f"topic {topic!r} has partitions 0 to 1, not "
+    assert said([0, 7, 9, 9]) == f"{known}9 (2 times); {known}7"
+    assert said([0, -7]).endswith(f"not -7: topic {topic!r}, which has partitions 0 to 1")
+    missing = said([None, 3], f"{topic}-missing", **{"topic.metadata.propagation.max.ms": 500})
+    assert missing == f"Local: Unknown topic: topic '{topic}-missing' (2 times)"
 
 
 def test_a_thousand_partitions(spark, kafka_cluster, topic) -> None:
