@@ -85,7 +85,7 @@ def test_keys_of_odd_shapes_land_where_java_puts_them(
     kafka_cluster.create_topic(topic, PARTITIONS)
     with Producer({"bootstrap.servers": kafka_cluster.bootstrap_servers}) as producer:
         send(producer, topic, [b"%d" % number for number in range(KEYS)], keys)
-        assert producer.flush(60) == 0
+        assert producer.flush(120) == 0
     ours = placed(kafka_cluster, topic)
     different = [
         (key, theirs, mine) for key, theirs, mine in zip(keys, java_places, ours, strict=True) if theirs != mine

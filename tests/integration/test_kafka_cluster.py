@@ -31,7 +31,7 @@ def producer(cluster: KafkaCluster, **options: object) -> Producer:
     return Producer({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0} | options)
 
 
-def send(client: Producer, topic: str, value: bytes, partition: int = 0, timeout: float = 60.0) -> KafkaError | None:
+def send(client: Producer, topic: str, value: bytes, partition: int = 0, timeout: float = 120.0) -> KafkaError | None:
     outcome: list[KafkaError | None] = []
     client.produce(topic, value, partition=partition, on_delivery=lambda error, _: outcome.append(error))
     client.flush(timeout)
@@ -43,7 +43,7 @@ def values(cluster: KafkaCluster, topic: str, **options: object) -> list[bytes]:
     return [record.value() for record in cluster.records(topic, **options)]
 
 
-def wait_until(condition: Callable[[], object], timeout: float = 30.0) -> bool:
+def wait_until(condition: Callable[[], object], timeout: float = 120.0) -> bool:
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         if condition():
@@ -78,7 +78,7 @@ def test_a_plain_client_writes_and_a_consumer_group_reads(kafka_cluster: KafkaCl
     sent = [b"%d" % number for number in range(300)]
     for number, value in enumerate(sent):
         client.produce(topic, value, key=b"k", partition=number % 3)
-    assert client.flush(60) == 0
+    assert client.flush(120) == 0
     consumer = Consumer(
         {
             "bootstrap.servers": kafka_cluster.bootstrap_servers,
@@ -111,12 +111,12 @@ def test_an_empty_topic_reads_as_empty(kafka_cluster: KafkaCluster, topic: str) 
 def test_records_of_aborted_transactions_are_seen_only_on_request(kafka_cluster: KafkaCluster, topic: str) -> None:
     kafka_cluster.create_topic(topic)
     client = producer(kafka_cluster, **{"transactional.id": topic})
-    client.init_transactions(60)
+    client.init_transactions(120)
     for value, end in ((b"kept", client.commit_transaction), (b"dropped", client.abort_transaction)):
         client.begin_transaction()
         client.produce(topic, value, partition=0)
-        client.flush(60)  # else an abort takes back what was never sent
-        end(60)
+        client.flush(120)  # else an abort takes back what was never sent
+        end(120)
     assert values(kafka_cluster, topic) == [b"kept"]
     assert values(kafka_cluster, topic, committed=False) == [b"kept", b"dropped"]
     assert kafka_cluster.watermarks(topic) == {0: (0, 4)}, "two records and two markers"
@@ -154,7 +154,7 @@ def test_leaders_are_spread_in_the_same_way_every_time(three_brokers: KafkaClust
     three_brokers.create_topic(f"{topic}-single", 4, 1)
     assert [three_brokers.leader_of(topic, partition) for partition in range(5)] == [1, 2, 3, 1, 2]
     client = producer(three_brokers)
-    known = client.list_topics(timeout=30).topics
+    known = client.list_topics(timeout=120).topics
     assert [sorted(p.replicas) for p in known[topic].partitions.values()] == [[1, 2, 3]] * 5
     assert [sorted(p.isrs) for p in known[topic].partitions.values()] == [[1, 2, 3]] * 5
     assert [p.replicas for p in known[f"{topic}-single"].partitions.values()] == [[1], [2], [3], [1]]
@@ -218,7 +218,7 @@ def test_a_stopped_broker_hands_over_and_others_go_on(three_brokers: KafkaCluste
         three_brokers.restart(1)
         assert asked.result() == dict.fromkeys(range(3), (0, 0))
     three_brokers.wait_in_sync(topic)
-    found = producer(three_brokers).list_topics(timeout=30).topics[topic]
+    found = producer(three_brokers).list_topics(timeout=120).topics[topic]
     assert [sorted(p.isrs) for p in found.partitions.values()] == [[1, 2, 3]] * 3
 
 
@@ -239,7 +239,7 @@ def test_a_paused_broker_answers_nothing_until_it_goes_on(three_brokers: KafkaCl
             three_brokers.records(topic, timeout=1)
     finally:
         three_brokers.resume(3)
-    assert client.flush(60) == 0
+    assert client.flush(120) == 0
     assert values(three_brokers, topic) == [b"before", b"held up"]
     three_brokers.wait_in_sync(f"{topic}-copied")
     three_brokers.resume(3)  # twice is harmless

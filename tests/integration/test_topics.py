@@ -15,7 +15,7 @@ from fastprod.receipt import FailedRecord
 from fastprod.testing import KafkaCluster, audit
 from fastprod.testing._audit import leading_number
 
-DEADLINE_S = 60  # for what takes a second or two on a quiet machine
+DEADLINE_S = 120  # for what takes a second or two on a quiet machine
 GONE = {KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART}
 
 

@@ -17,7 +17,7 @@ from conftest import java_partition
 from fastprod import Producer
 from fastprod.testing import Audit, KafkaCluster, audit
 
-DEADLINE_S = 60  # for what takes a second or two on a quiet machine
+DEADLINE_S = 120  # for what takes a second or two on a quiet machine
 
 
 def make(cluster: KafkaCluster, transactional_id: str, **more: Any) -> Producer:
@@ -304,10 +304,10 @@ from fastprod import Producer
 
 servers, topic, count = sys.argv[1:]
 producer = Producer({"bootstrap.servers": servers, "transactional.id": topic, "log_level": 0})
-producer.init_transactions(60)
+producer.init_transactions(120)
 producer.begin_transaction()
 producer.produce_many(topic, [b"of the dead"] * int(count))
-assert producer.flush(60) == 0
+assert producer.flush(120) == 0
 print("flushed", flush=True)
 sys.stdin.readline()
 producer.close(2)

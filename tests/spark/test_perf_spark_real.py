@@ -48,7 +48,7 @@ def values(cluster: KafkaCluster, topic: str) -> Counter[bytes]:
     )
     consumer.assign([TopicPartition(topic, number, 0) for number in ends])
     found: Counter[bytes] = Counter()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while found.total() < sum(ends.values()):
         assert time.monotonic() < deadline
         for message in consumer.consume(10_000, timeout=1.0):
