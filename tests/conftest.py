@@ -12,7 +12,8 @@ import pytest
 
 RUN = "FASTPROD_TEST_RUN"  # its value names the run; every process that a test starts inherits it
 LONG = "FASTPROD_LONG_TESTS"
-LEAVE_S = 30.0  # a broker's keeper looks for its parent twice a second, and a busy machine is slow
+# Keepers of brokers look for their parent twice a second, and a busy machine is slow.
+LEAVE_S = float(os.environ.get("FASTPROD_TEST_LEAVE_S", 30))
 
 run_mark = pytest.StashKey[str]()
 

@@ -162,14 +162,19 @@ def test_closing_does_not_raise_an_old_refusal_when_nothing_waits(secure: KafkaC
     assert producer.close(60)
 
 
+def trouble_of(producer: Producer) -> str:
+    """Why brokers cannot be reached, as soon as the producer knows it."""
+    deadline = time.monotonic() + 120
+    while producer._runtime.trouble() is None and time.monotonic() < deadline:
+        time.sleep(0.02)  # not in poll(), which would raise it
+    return str(producer._runtime.trouble())
+
+
 def refused_and_corrected(secure: KafkaCluster, **options: Any) -> Producer:
     """A producer without error_cb that has been refused once and then got the right password."""
     config = secure.client_config("alice") | {"sasl.password": WRONG, "log_level": 0}
     producer = Producer({**config, **options})
-    deadline = time.monotonic() + 120
-    while producer._runtime.trouble() is None and time.monotonic() < deadline:
-        time.sleep(0.02)  # not in poll(), which would raise it
-    assert "invalid credentials" in producer._runtime.trouble()
+    assert "invalid credentials" in trouble_of(producer)
     producer.set_sasl_credentials("alice", PASSWORD)
     return producer
 
@@ -246,10 +251,10 @@ def test_error_cb_is_told_the_reason_at_once_and_timeouts_repeat_it(secure: Kafk
     outcomes: list[KafkaError] = []
     config = make(secure) | {"message.timeout.ms": 2000, "log_level": 0, "error_cb": errors}
     with Producer(config) as producer:
+        # Before any record is there, let alone its time over.
+        assert until(producer, lambda: any(e.code() == code and words in e.str() for e in errors)), errors.text()
         producer.produce("events", b"x", on_delivery=lambda error, _: outcomes.append(error))
         receipt = producer.produce_many("events", [b"y"])
-        # Long before the record's time is over.
-        assert until(producer, lambda: any(e.code() == code and words in e.str() for e in errors), 20), errors.text()
         assert producer.flush(120) == 0
         (failed,) = receipt.errors
         for error in (*outcomes, failed.error):
@@ -314,6 +319,7 @@ def test_a_plain_client_at_a_guarded_port_hears_of_it(secure: KafkaCluster, door
 @pytest.mark.parametrize("door", [{"tls": True}, {"user": "alice"}], ids=["TLS", "SASL"])
 def test_a_plain_client_at_a_guarded_port_reads_of_it_in_timeouts(secure: KafkaCluster, door: dict[str, Any]) -> None:
     with Producer(at_the_port_of(secure, **door) | {"message.timeout.ms": 1500, "log_level": 0}) as producer:
+        assert "brokers are down" in trouble_of(producer)
         receipt = producer.produce_many("events", [b"x"])
         assert producer.flush(120) == 0
     assert "brokers are down" in receipt.errors[0].error.str()
@@ -323,6 +329,7 @@ def test_transactions_do_not_wait_for_brokers_that_refuse_us(secure: KafkaCluste
     config = secure.client_config("alice") | {"sasl.password": WRONG, "transactional.id": topic, "log_level": 0}
     producer = Producer(config)
     try:
+        assert "invalid credentials" in trouble_of(producer)
         with pytest.raises(KafkaException, match="invalid credentials"):
             producer.init_transactions(3)
     finally:
@@ -334,6 +341,7 @@ def test_transactions_do_not_wait_for_brokers_that_refuse_us(secure: KafkaCluste
 def test_asking_for_metadata_says_that_brokers_refuse_us(secure: KafkaCluster) -> None:
     producer = Producer(secure.client_config("alice") | {"sasl.password": WRONG, "log_level": 0})
     try:
+        assert "invalid credentials" in trouble_of(producer)
         with pytest.raises(KafkaException, match="invalid credentials"):
             producer.list_topics(timeout=3)
     finally:

@@ -1111,12 +1111,14 @@ def test_purge_of_waiting_records(cluster: MockCluster, make: Callable[..., Prod
 def test_purge_of_records_in_flight(cluster: MockCluster, make: Callable[..., Producer], blocking: bool) -> None:
     producer = make()
     warm(producer)
-    cluster.set_rtt(20_000)
+    first = cluster.leader_of("t", 0)
+    cluster.set_rtt(900_000)
+    cluster.start_tracking()
     outcomes = Outcomes()
     for n in range(20):
-        producer.produce("t", b"%d" % n, on_delivery=outcomes)
+        producer.produce("t", b"%d" % n, partition=0, on_delivery=outcomes)
     receipt = producer.produce_many("t", [b"x" * 2000] * 10)
-    producer.flush(0.3)
+    assert wait_for(lambda: any(request.broker == first for request in cluster.requests("Produce")))
     producer.purge(in_queue=True, in_flight=True, blocking=blocking)
     assert producer.flush(120) == 0
     assert outcomes.codes <= {KafkaError._PURGE_INFLIGHT, KafkaError._PURGE_QUEUE}
@@ -1249,10 +1251,10 @@ def test_a_failed_record_fails_the_commit(cluster: MockCluster, transactional: P
 
 def test_a_record_without_partition_fails_the_commit(cluster: MockCluster, transactional: Producer) -> None:
     transactional.begin_transaction()
-    cluster.set_rtt(300)  # the first record asks for metadata; the second is here before the answer
+    cluster.down()  # the first record asks for metadata; the second is here before the answer
     transactional.produce("t", b"good", partition=0)
     transactional.produce("t", b"bad", partition=99)  # refused when metadata arrives
-    cluster.set_rtt(0)
+    cluster.up()
     with pytest.raises(KafkaException) as raised:
         transactional.commit_transaction(120)
     assert raised.value.args[0].txn_requires_abort()
@@ -1303,6 +1305,7 @@ def test_timeouts_and_a_full_buffer_say_why_brokers_cannot_be_reached() -> None:
     options = {"bootstrap.servers": "127.0.0.1:1", "message.timeout.ms": 1000, "buffer.memory": 65_536, "log_level": 0}
     reasons: list[str] = []
     with Producer({**options, "max.block.ms": 300}) as producer:
+        assert wait_for(lambda: producer._runtime.trouble() is not None)
         producer.produce("t", b"v", on_delivery=lambda error, message: reasons.append(error.str()))
         receipt = producer.produce_many("t", [b"w"])
         with pytest.raises(BufferError, match="Connection refused"):

@@ -11,10 +11,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
 from confluent_kafka import KafkaError, Producer
 
@@ -56,14 +56,9 @@ def wait_until(condition: Callable[[], bool], timeout: float = 120.0) -> bool:
 
 
 def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program), *arguments],
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        timeout=60,
-    )
+    finished = programs.run("-W", "ignore", "-c", textwrap.dedent(program), *arguments, env=ENVIRONMENT)
+    finished.check_returncode()
+    return finished
 
 
 def is_alive(pid: int) -> bool:
@@ -155,7 +150,8 @@ def test_a_moved_leader_receives_the_records(cluster: Cluster) -> None:
     assert cluster.leader_of("events", 0) == new
     cluster.start_tracking()
     assert send(client, "events", b"after") is None
-    assert cluster.stop_tracking()[-1] == Request(new, "Produce", pytest.approx(time.monotonic(), abs=30))
+    last = [request for request in cluster.stop_tracking() if request.api == "Produce"][-1]
+    assert last == Request(new, "Produce", pytest.approx(time.monotonic(), abs=600))
     assert [r.value() for r in cluster.records("events")] == [b"before", b"after"]
 
 
@@ -326,7 +322,7 @@ def test_requests_are_tracked(cluster: Cluster) -> None:
     (sent,) = cluster.requests("Produce")
     assert cluster.requests(0) == [sent]
     assert sent.broker == cluster.leader_of("events", 0)
-    assert sent.timestamp == pytest.approx(time.monotonic(), abs=60)
+    assert sent.timestamp == pytest.approx(time.monotonic(), abs=600)
     cluster.clear_requests()
     assert cluster.requests("Produce") == []
     assert send(client, "events", b"two") is None
@@ -492,29 +488,18 @@ def test_the_process_ends_with_a_killed_parent(fork_survives: bool) -> None:
         from fastprod.testing import MockClusterProcess
         cluster = MockClusterProcess(1)
         if {fork_survives} and os.fork() == 0:
-            time.sleep(20)
+            time.sleep(3600)
             os._exit(0)
         print(cluster.pid, flush=True)
         time.sleep(60)
     """
-    parent = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=ENVIRONMENT,
-        start_new_session=True,
-    )
-    try:
+    with programs.started("-W", "ignore", "-c", textwrap.dedent(program), env=ENVIRONMENT) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         assert is_alive(pid)
         parent.kill()
         parent.wait()
         assert wait_until(lambda: not is_alive(pid))
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(parent.pid, signal.SIGKILL)
-        parent.stdout.close()
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads in /proc")
@@ -569,13 +554,8 @@ def test_the_plugin_costs_nothing_until_used(tmp_path: Path) -> None:
                 assert mock_cluster.brokers == (1, 2)
         """)
     )
-    finished = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--strict-markers", "-p", "no:cacheprovider", str(tmp_path)],
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=120,
+    finished = programs.run(
+        "-m", "pytest", "-q", "--strict-markers", "-p", "no:cacheprovider", tmp_path, cwd=tmp_path, env=ENVIRONMENT
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert "2 passed" in finished.stdout
