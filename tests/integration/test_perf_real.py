@@ -114,7 +114,7 @@ def test_ctrl_c_ends_java(kafka_cluster, topic):
     program = "import sys; sys.argv[0] = 'fastprod'; from fastprod.cli import main; main()"
     with start(
         program, "perf", "-b", kafka_cluster.bootstrap_servers, "-t", topic, "--compare", "java", "--mode", "bulk",
-        "--num-records", "1000000000", "--format", "json",
+        "--num-records", "2000000", "--format", "json",
     ) as process:  # fmt: skip
         assert wait_until(lambda: process.poll() is not None or machines(topic))
         process.send_signal(signal.SIGINT)

@@ -1111,14 +1111,13 @@ def test_purge_of_waiting_records(cluster: MockCluster, make: Callable[..., Prod
 def test_purge_of_records_in_flight(cluster: MockCluster, make: Callable[..., Producer], blocking: bool) -> None:
     producer = make()
     warm(producer)
-    first = cluster.leader_of("t", 0)
     cluster.set_rtt(900_000)
     cluster.start_tracking()
     outcomes = Outcomes()
     for n in range(20):
         producer.produce("t", b"%d" % n, partition=0, on_delivery=outcomes)
-    receipt = producer.produce_many("t", [b"x" * 2000] * 10)
-    assert wait_for(lambda: any(request.broker == first for request in cluster.requests("Produce")))
+    receipt = producer.produce_many("t", [b"x" * 2000] * 10, partitions=0)
+    assert wait_for(lambda: cluster.requests("Produce"))  # with the first of them
     producer.purge(in_queue=True, in_flight=True, blocking=blocking)
     assert producer.flush(120) == 0
     assert outcomes.codes <= {KafkaError._PURGE_INFLIGHT, KafkaError._PURGE_QUEUE}
