@@ -39,7 +39,7 @@ def odd_keys() -> list[bytes]:
 def placed(cluster: KafkaCluster, topic: str) -> list[int]:
     """Each key's partition, by its number."""
     places = [-1] * KEYS
-    records = cluster.records(topic, timeout=60)
+    records = cluster.records(topic, timeout=300)
     assert len(records) == KEYS
     for record in records:
         places[int(record.value())] = record.partition()
@@ -59,7 +59,7 @@ def java_places(kafka_cluster: KafkaCluster, keys: list[bytes], tmp_path_factory
     java, classpath = find_kafka()
     source = Path(__file__).with_name("Place.java")
     command = [java, "-cp", classpath, str(source), kafka_cluster.bootstrap_servers, "placed-by-java", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return placed(kafka_cluster, "placed-by-java")
 

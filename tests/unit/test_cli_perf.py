@@ -563,7 +563,7 @@ def test_no_broker_from_a_shell():
 
 
 def test_a_topic_that_cannot_be_created(monkeypatch):
-    monkeypatch.setattr(_load, "CONNECT_S", 1.0)
+    monkeypatch.setattr(_load, "ANSWER_S", 1.0)
     with MockCluster(1) as mock:  # mock brokers do not answer the admin API
         result = perf("-b", mock.bootstrap_servers, "-t", "missing")
     assert result.exit_code == 2

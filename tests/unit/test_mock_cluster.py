@@ -491,7 +491,7 @@ def test_the_process_ends_with_a_killed_parent(fork_survives: bool) -> None:
             time.sleep(3600)
             os._exit(0)
         print(cluster.pid, flush=True)
-        time.sleep(60)
+        time.sleep(3600)
     """
     with programs.started("-W", "ignore", "-c", textwrap.dedent(program), env=ENVIRONMENT) as parent:
         assert parent.stdout is not None
