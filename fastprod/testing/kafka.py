@@ -112,8 +112,8 @@ class KafkaCluster(Cluster):
     fetches it once into the user's cache. Without either, `KafkaUnavailable` says what to install.
 
     Topics are not created by asking for them, unlike Kafka's default: give `config={"auto.create.topics.enable":
-    True}` for that. Replicas are taken out of sync after 3 s, and a broker that says nothing is given up
-    after 3 s, so that tests need not wait for Kafka's usual timeouts.
+    True}` for that. Replicas are taken out of sync after 3 s, and one of several brokers that says nothing
+    is given up after 3 s, so that tests need not wait for Kafka's usual timeouts.
 
     Args:
         brokers: how many, 1 to 4; their ids are 1 to brokers.

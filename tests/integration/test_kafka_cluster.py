@@ -236,6 +236,18 @@ def test_a_paused_broker_answers_nothing_until_it_goes_on(three_brokers: KafkaCl
     three_brokers.resume(3)  # twice is harmless
 
 
+@needs_proc
+def test_a_broker_is_frozen_when_pause_returns(kafka_cluster: KafkaCluster) -> None:
+    pid = kafka_cluster._nodes[1].pid
+    for _ in range(50):
+        kafka_cluster.pause(1)
+        try:
+            threads = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("[0-9]*/stat")]
+            assert {thread.rpartition(")")[2].split()[0] for thread in threads} == {"T"}
+        finally:
+            kafka_cluster.resume(1)
+
+
 def test_a_cluster_without_answers_says_so_in_the_time_given(kafka_cluster: KafkaCluster, topic: str) -> None:
     kafka_cluster.create_topic(topic)
     client = producer(kafka_cluster)
