@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from confluent_kafka import TIMESTAMP_CREATE_TIME
-from conftest import java_partition
+from reference import java_partition
 
 from fastprod import Producer
 from fastprod.testing import KafkaCluster, audit

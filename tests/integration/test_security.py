@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
-from conftest import java_partition
+from reference import java_partition
 
 from fastprod import AuthenticationError, BufferFullError, Producer
 from fastprod.testing import KafkaCluster, audit

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka.admin import AdminClient, NewPartitions
-from conftest import java_partition
+from reference import java_partition
 
 from fastprod import Producer
 from fastprod.receipt import FailedRecord

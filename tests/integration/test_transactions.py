@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
-from conftest import java_partition
 from programs import Program, started
+from reference import java_partition
 
 from fastprod import Producer
 from fastprod.testing import Audit, KafkaCluster, audit
