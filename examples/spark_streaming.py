@@ -92,7 +92,7 @@ def main() -> int:
             print(f"the {turn} query has written {written(query):,} clicks in batches it finished, and {how}")
 
         missing, twice = count(brokers, options.topic)
-        deadline = time.monotonic() + 10  # Kafka answers a commit a moment before readers can see it
+        deadline = time.monotonic() + 120  # Kafka answers a commit a moment before readers can see it
         while missing and time.monotonic() < deadline:
             missing, twice = count(brokers, options.topic)
         print(f"read back: {missing} clicks are missing, {twice} are there twice")

@@ -55,9 +55,9 @@ def make_place(config: Mapping[str, Any], consumer: Consumer, topic: str) -> Non
     """Creates a topic for markers if there is none; it stays empty, only its offsets count."""
     deadline = time.monotonic() + ANSWER_S
     while consumer.list_topics(topic, timeout=ANSWER_S).topics[topic].error is not None:
-        made = AdminClient(client_options(config)).create_topics([NewTopic(topic, 1, -1)], request_timeout=ANSWER_S)
+        admin = AdminClient(client_options(config))  # must outlive its answer
         try:
-            made[topic].result()
+            admin.create_topics([NewTopic(topic, 1, -1)], request_timeout=ANSWER_S)[topic].result()
         except KafkaException as problem:
             if problem.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise RuntimeError(

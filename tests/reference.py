@@ -1,5 +1,7 @@
 """What Kafka computes, in plain Python: for tests to compare with."""
 
+from collections.abc import Callable
+
 
 def murmur2(data: bytes) -> int:
     """Kafka's hash, written down once more, to compare with."""
@@ -15,3 +17,8 @@ def murmur2(data: bytes) -> int:
         h = (h ^ int.from_bytes(rest, "little")) * m & mask
     h = (h ^ h >> 13) * m & mask
     return h ^ h >> 15
+
+
+def java_partition(partitions: int) -> Callable[[bytes], int]:
+    """Where Java's producer puts a key, computed without fastprod."""
+    return lambda key: (murmur2(key) & 0x7FFFFFFF) % partitions

@@ -36,6 +36,7 @@ POLL_EVERY = 1000  # records between two poll(0) where no callback waits
 BATCH = 10_000  # dicts in one call of confluent's produce_batch
 SLICE_S = 0.001  # a paced run hands in what is due at least once in so many seconds
 CONNECT_S = 8.0  # a broker that has not answered by then is not there
+ANSWER_S = 60.0  # the same for one that is there but may be busy, not least with what we send
 PERCENTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99, "p999": 0.999}
 MOVING = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
 
@@ -617,7 +618,7 @@ class Target:
         self._look()
         if not self.partitions:
             self._create(partitions)
-            deadline = time.monotonic() + CONNECT_S
+            deadline = time.monotonic() + ANSWER_S
             while not self.partitions:
                 if time.monotonic() > deadline:
                     raise Unreachable(f"topic {self.topic!r} was created at {self.address} but has no leaders")
@@ -637,7 +638,7 @@ class Target:
     def _create(self, partitions: int) -> None:
         # The broker's own replication factor.
         order = self._admin.create_topics(
-            [NewTopic(self.topic, partitions, -1)], request_timeout=CONNECT_S, operation_timeout=CONNECT_S
+            [NewTopic(self.topic, partitions, -1)], request_timeout=ANSWER_S, operation_timeout=ANSWER_S
         )
         try:
             order[self.topic].result()
@@ -650,7 +651,7 @@ class Target:
 
     def delete(self) -> None:
         """Removes the topic; whether that worked, nobody waits to see."""
-        self._admin.delete_topics([self.topic], request_timeout=CONNECT_S)[self.topic].exception(CONNECT_S)
+        self._admin.delete_topics([self.topic], request_timeout=ANSWER_S)[self.topic].exception(ANSWER_S)
 
     def written(self) -> int:
         """Records ever written to the topic."""
@@ -660,10 +661,10 @@ class Target:
         """Per partition the offset that comes next: what was ever written."""
         end = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         wanted = {TopicPartition(self.topic, partition): end for partition in range(self.partitions)}
-        deadline = time.monotonic() + CONNECT_S
+        deadline = time.monotonic() + ANSWER_S
         while True:
             try:
-                found = self._admin.list_offsets(wanted, request_timeout=CONNECT_S)
+                found = self._admin.list_offsets(wanted, request_timeout=ANSWER_S)
                 return {place.partition: answer.result().offset for place, answer in found.items()}
             except KafkaException as error:
                 # A broker may lead a new partition by the metadata before it knows of it.

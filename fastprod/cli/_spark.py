@@ -27,7 +27,7 @@ __all__ = ["interruptibly", "progress_of", "session"]
 
 POLL_S = 0.2
 CANCEL_S = 0.5  # between two orders to Spark to give up
-START_S = 10.0  # that an interrupted start may still take
+START_S = 120.0  # that an interrupted start may still take; a second Ctrl-C ends the waiting
 
 
 @contextmanager

@@ -45,14 +45,14 @@ class Cluster(ABC):
     ) -> None:
         self.close()
 
-    def leader_of(self, topic: str, partition: int, *, timeout: float = 30.0) -> int | None:
+    def leader_of(self, topic: str, partition: int, *, timeout: float = 60.0) -> int | None:
         """The broker that leads a partition, as the metadata tells clients, or None if there is none."""
         self._require(topic, partition)
         with self._reader(timeout) as consumer:
             leader: int = consumer.list_topics(timeout=timeout).topics[topic].partitions[partition].leader
         return None if leader == NO_LEADER else leader
 
-    def watermarks(self, topic: str, *, timeout: float = 30.0) -> dict[int, tuple[int, int]]:
+    def watermarks(self, topic: str, *, timeout: float = 60.0) -> dict[int, tuple[int, int]]:
         """Per partition the first offset kept and the next one to be written.
 
         A mock partition keeps about its last 5 MB, so the first offset rises under load; the second counts
@@ -62,7 +62,7 @@ class Cluster(ABC):
         with self._reader(timeout) as consumer:
             return _watermarks(consumer, topic, timeout)
 
-    def records(self, topic: str, *, committed: bool = True, timeout: float = 30.0) -> list[Message]:
+    def records(self, topic: str, *, committed: bool = True, timeout: float = 60.0) -> list[Message]:
         """All records that a topic holds at the moment of the call, by partition and offset.
 
         Those of aborted or open transactions are left out, unless `committed` is false; mock brokers show them

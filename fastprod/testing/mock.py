@@ -358,7 +358,7 @@ class MockClusterProcess(_Cluster):
             with suppress(BrokenPipeError):
                 self._process.stdin.close()
             try:
-                self._process.wait(timeout=10)
+                self._process.wait(timeout=60)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()

@@ -2,19 +2,13 @@
 
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
-from reference import murmur2
 
 from fastprod.testing import KafkaCluster
 
 _numbers = itertools.count()
-
-
-def java_partition(partitions: int) -> Callable[[bytes], int]:
-    """Where Java's producer puts a key, computed without fastprod."""
-    return lambda key: (murmur2(key) & 0x7FFFFFFF) % partitions
 
 
 @pytest.fixture

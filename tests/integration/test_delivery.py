@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from confluent_kafka import TIMESTAMP_CREATE_TIME
-from conftest import java_partition
+from reference import java_partition
 
 from fastprod import Producer
 from fastprod.testing import KafkaCluster, audit
@@ -50,7 +50,7 @@ def test_keyed_records_arrive_once_in_order_in_javas_partition(kafka_cluster: Ka
     kafka_cluster.create_topic(topic, PARTITIONS)
     with Producer({"bootstrap.servers": kafka_cluster.bootstrap_servers}) as producer:
         send(producer, topic, numbered(RECORDS), some_keys(RECORDS))
-        assert producer.flush(60) == 0
+        assert producer.flush(120) == 0
     found = audit(kafka_cluster.bootstrap_servers, topic, RECORDS, partition_of=java_partition(PARTITIONS))
     assert found.clean, str(found)
 
@@ -92,7 +92,7 @@ def test_sizes_from_a_byte_to_a_megabyte(kafka_cluster: KafkaCluster, topic: str
         for key, value in values.items():
             producer.produce(topic, value, key)
         bulk = producer.produce_many(topic, list(values.values()), list(values))
-        assert producer.flush(60) == 0
+        assert producer.flush(120) == 0
         assert bulk.failed == 0, bulk.errors
     found = [(record.key(), record.value()) for record in kafka_cluster.records(topic)]
     assert sorted(found) == sorted(2 * list(values.items()))
@@ -117,7 +117,7 @@ def test_headers_timestamps_nulls_and_unicode(kafka_cluster: KafkaCluster, topic
         producer.produce("" or topic, "値 🎉", "ключ ☃", partition=0, timestamp=2)  # str as confluent-kafka takes it
         producer.flush()
         receipt = producer.produce_many(topic, values, keys, [0] * len(rows), headers, timestamps)
-        receipt.wait(30)
+        receipt.wait(120)
         table = pa.table(
             {
                 "key": pa.array(keys, pa.binary()),
@@ -130,7 +130,7 @@ def test_headers_timestamps_nulls_and_unicode(kafka_cluster: KafkaCluster, topic
                 "timestamp": pa.array(timestamps, pa.timestamp("ms")),
             }
         )
-        producer.produce_arrow(table, topic).wait(30)
+        producer.produce_arrow(table, topic).wait(120)
     found = [
         (record.key(), record.value(), record.headers() or [], record.timestamp())
         for record in kafka_cluster.records(topic)
@@ -144,9 +144,9 @@ def test_receipts_tell_the_brokers_offsets(kafka_cluster: KafkaCluster, topic: s
     kafka_cluster.create_topic(topic, 3)
     with Producer({"bootstrap.servers": kafka_cluster.bootstrap_servers}) as producer:
         first = producer.produce_many(topic, numbered(3000), partitions=[n % 3 for n in range(3000)])
-        first.wait(30)
+        first.wait(120)
         second = producer.produce_many(topic, numbered(300), partitions=[n % 3 for n in range(300)])
-        second.wait(30)
+        second.wait(120)
     assert {partition: tuple(ends)[:2] for partition, ends in first.offsets.items()} == dict.fromkeys(
         range(3), (0, 999)
     )
@@ -168,6 +168,6 @@ def test_delivery_reports_tell_the_brokers_offsets(kafka_cluster: KafkaCluster, 
                     (message.partition(), message.offset(), message.value())
                 ),
             )
-        producer.flush(30)
+        producer.flush(120)
     stored = [(record.partition(), record.offset(), record.value()) for record in kafka_cluster.records(topic)]
     assert sorted(told) == stored

@@ -39,7 +39,7 @@ def odd_keys() -> list[bytes]:
 def placed(cluster: KafkaCluster, topic: str) -> list[int]:
     """Each key's partition, by its number."""
     places = [-1] * KEYS
-    records = cluster.records(topic, timeout=60)
+    records = cluster.records(topic, timeout=300)
     assert len(records) == KEYS
     for record in records:
         places[int(record.value())] = record.partition()
@@ -59,7 +59,7 @@ def java_places(kafka_cluster: KafkaCluster, keys: list[bytes], tmp_path_factory
     java, classpath = find_kafka()
     source = Path(__file__).with_name("Place.java")
     command = [java, "-cp", classpath, str(source), kafka_cluster.bootstrap_servers, "placed-by-java", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return placed(kafka_cluster, "placed-by-java")
 
@@ -85,7 +85,7 @@ def test_keys_of_odd_shapes_land_where_java_puts_them(
     kafka_cluster.create_topic(topic, PARTITIONS)
     with Producer({"bootstrap.servers": kafka_cluster.bootstrap_servers}) as producer:
         send(producer, topic, [b"%d" % number for number in range(KEYS)], keys)
-        assert producer.flush(60) == 0
+        assert producer.flush(120) == 0
     ours = placed(kafka_cluster, topic)
     different = [
         (key, theirs, mine) for key, theirs, mine in zip(keys, java_places, ours, strict=True) if theirs != mine

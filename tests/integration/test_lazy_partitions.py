@@ -17,12 +17,12 @@ def test_a_limit_of_three_with_two_then_three_then_four_partitions(kafka_cluster
         def opened_after(records: int) -> set[int]:
             for _ in range(records):
                 producer.produce(topic, b"v")
-            assert producer.flush(30) == 0
+            assert producer.flush(120) == 0
             return set(producer.stats().topics[topic].partitions)
 
         assert opened_after(6) == {0, 1}
         admin.create_partitions([NewPartitions(topic, 3)])[topic].result(30)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while opened_after(3) != {0, 1, 2} and time.monotonic() < deadline:
             time.sleep(0.1)
         assert opened_after(3) == {0, 1, 2}

@@ -6,23 +6,19 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from programs import run, started, wait_until
 
 from fastprod.cli import main
 
 
 def fastprod(*arguments: str, **options) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "fastprod", *arguments], capture_output=True, text=True, timeout=240, **options
-    )
+    return run("-m", "fastprod", *arguments, **options)
 
 
-@pytest.mark.usefixtures("spark")  # for its check of Java, and its environment
+@pytest.mark.usefixtures("spark_available")
 def test_the_demo_counts_what_it_wrote(tmp_path) -> None:
     done = fastprod("demo", "--rows", "20000", "--report", str(tmp_path / "report.json"), "--master", "local[2]")
     assert done.returncode == 0, done.stderr
@@ -33,37 +29,23 @@ def test_the_demo_counts_what_it_wrote(tmp_path) -> None:
     assert sum(part["records"] for part in report["topics"]["orders"].values()) == 20000
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-@pytest.mark.usefixtures("spark")
+@pytest.mark.usefixtures("spark_available")
 @pytest.mark.parametrize("moment", ["starting", "working"])
 def test_ctrl_c_ends_all_processes(tmp_path, moment) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fastprod", "demo", "--rows", "500000000", "--master", "local[1]"],
-        env=os.environ | {"TMPDIR": str(tmp_path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = ["-m", "fastprod", "demo", "--rows", "500000000", "--master", "local[1]"]
+    with started(*command, env=os.environ | {"TMPDIR": str(tmp_path)}) as process:
 
-    def running() -> bool:
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            with contextlib.suppress(OSError):
-                if f"{tmp_path}/fastprod-spark-" in path.read_text() and "java" in path.read_text():
-                    return True
-        return False
+        def reached() -> bool:
+            if moment == "starting":
+                return bool(process.descendants("java", f"{tmp_path}/fastprod-spark-"))
+            return any(tmp_path.glob("fastprod-demo-*/orders.parquet/*"))
 
-    wait_until(running if moment == "starting" else lambda: any(tmp_path.glob("fastprod-demo-*/orders.parquet/*")))
-    process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=120) == ("", "interrupted\n")
-    assert process.returncode == 130
-    wait_until(lambda: not running())
+        assert wait_until(lambda: process.poll() is not None or reached())
+        process.send_signal(signal.SIGINT)
+        assert process.finish() == ("", "interrupted\n")
+        assert process.returncode == 130
+        assert wait_until(lambda: not process.descendants()), process.descendants()
     assert list(tmp_path.glob("fastprod-*")) == []
 
 
@@ -163,7 +145,7 @@ def test_mistakes_are_told_in_a_line(export, tmp_path, arguments, message) -> No
     assert "JVM stacktrace" not in output
 
 
-@pytest.mark.usefixtures("spark")
+@pytest.mark.usefixtures("spark_available")
 def test_without_java_a_line_says_what_to_install(tmp_path) -> None:
     (tmp_path / "data.csv").write_text("id\n1\n")
     environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}

@@ -5,11 +5,12 @@ makes that happen in another way on a real Kafka.
 """
 
 import os
-import time
 from pathlib import Path
 
 import pytest
-from conftest import settled, wait_until
+from confluent_kafka import IsolationLevel
+from conftest import ends, settled
+from programs import wait_until
 
 from fastprod.spark import ExportReport, partition_writer, register, write
 
@@ -142,15 +143,15 @@ def test_a_stream_whose_batch_fails_or_is_stopped(spark, kafka_cluster, topic, m
     query = start()
     if action == "fail":
         with pytest.raises(Exception, match="boom"):
-            query.awaitTermination(120)
+            query.awaitTermination()
     else:
-        wait_until(lambda: list((tmp_path / "checkpoint" / "offsets").glob("0")))
-        time.sleep(2)  # into the rows
+        assert wait_until(lambda: list((tmp_path / "checkpoint" / "offsets").glob("0")))
+        assert wait_until(lambda: sum(ends(kafka_cluster, topic, IsolationLevel.READ_UNCOMMITTED)) > 1000)
         query.stop()
     assert not list((tmp_path / "checkpoint" / "commits").glob("[0-9]*"))
     assert settled(kafka_cluster, topic, ROWS).doubled == 0
     mended(spark)
-    assert start().awaitTermination(120)
+    start().awaitTermination()
     all_there(kafka_cluster, topic)
 
 
@@ -196,7 +197,7 @@ def test_a_cancelled_job_leaves_nothing_and_is_written_by_the_next(spark, kafka_
 
     thread = InheritableThread(target=run)
     thread.start()
-    wait_until(lambda: sum(high for _, high in kafka_cluster.watermarks(topic).values()) > 1000)
+    assert wait_until(lambda: sum(ends(kafka_cluster, topic, IsolationLevel.READ_UNCOMMITTED)) > 1000)
     spark.sparkContext.cancelJobGroup(topic)
     thread.join()
     assert "cancelled" in str(failed[0])

@@ -6,17 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import programs
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
-pytestmark = pytest.mark.usefixtures("spark")  # for its check of Java; each example has a Spark of its own
+pytestmark = pytest.mark.usefixtures("spark_available")  # each example has a Spark of its own
 
 
 def run(name: str, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *arguments], capture_output=True, text=True, timeout=280
-    )
+    done = programs.run(EXAMPLES / name, *arguments)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -56,6 +55,7 @@ def test_the_stream_that_is_stopped_and_restarted(kafka_cluster, topic) -> None:
     assert "read back: 0 clicks are missing, 0 are there twice" in output
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("kafka_available")
 def test_the_cluster_whose_workers_are_killed() -> None:
     """Executors in processes of their own; a Python worker and an executor get SIGKILL in the middle of a task."""

@@ -53,7 +53,7 @@ def java_partition(key: bytes, partitions: int = PARTITIONS) -> int:
 
 def done(receipt: Receipt, count: int) -> Receipt:
     """Waits for a receipt of which everything must have arrived."""
-    assert receipt.wait(30)
+    assert receipt.wait(120)
     assert receipt.done
     assert (receipt.total, receipt.accepted, receipt.acknowledged, receipt.failed) == (count, count, count, 0)
     assert receipt.errors == []
@@ -70,7 +70,7 @@ def pairs(cluster: MockCluster, topic: str = "t") -> set[tuple[bytes | None, byt
 
 
 def wait_for(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
     return condition()
@@ -222,11 +222,11 @@ def test_an_empty_call(producer: Producer) -> None:
     empties += [pa.chunked_array([], pa.binary()), (np.array([0]), b"")]
     for empty in empties:
         receipt = producer.produce_many("t", empty)
-        assert receipt.wait(1)
+        assert receipt.wait(120)
         assert receipt.done
         assert (receipt.total, receipt.offsets, receipt.extents, receipt.errors) == (0, {}, {}, [])
-    assert producer.produce_arrow(pa.table({"value": pa.array([], pa.binary())}), "t").wait(1)
-    assert producer.produce_many("t", [], keys=[], partitions=[], timestamps=[], headers=[]).wait(1)
+    assert producer.produce_arrow(pa.table({"value": pa.array([], pa.binary())}), "t").wait(120)
+    assert producer.produce_many("t", [], keys=[], partitions=[], timestamps=[], headers=[]).wait(120)
 
 
 @pytest.mark.parametrize(
@@ -385,7 +385,7 @@ def test_arrow_headers_are_those_that_python_sees(
             [None if row is None else [{"key": name, "value": value} for name, value in row] for row in rows], kind
         )
     if metadata_known:
-        producer.produce_many("t", [b"warm"]).wait(30)
+        producer.produce_many("t", [b"warm"]).wait(120)
     values = [b"%d" % n for n in range(300)]
     done(producer.produce_many("t", values[20:250], headers=array[20:250], partitions=1), 230)
     chunked = pa.chunked_array([array[250:260], array[260:]])
@@ -441,7 +441,7 @@ def test_headers_may_change_after_the_call(producer: Producer) -> None:
     headers: list[Any] = [{"a": b"1"}, {"b": b"2"}]
     receipt = producer.produce_many("t", [b"x", b"y" * 2_000_000], headers=headers)
     headers.clear()
-    assert receipt.wait(30)
+    assert receipt.wait(120)
     assert [failed.record.headers for failed in receipt.errors if failed.record] == [{"b": b"2"}]
 
 
@@ -450,7 +450,7 @@ def test_many_small_headers_are_measured_as_they_are_sent(cluster: MockCluster, 
     producer = make(max_request_size=10_000)
     headers = pa.array([[{"key": "", "value": b""}] * 3000, [{"key": "", "value": b""}] * 6000], pa.list_(HEADERS))
     receipt = producer.produce_many("t", [b"0", b"1"], headers=headers)
-    assert receipt.wait(30)
+    assert receipt.wait(120)
     assert [failed.index for failed in receipt.errors] == [1]
     assert [r.headers() for r in cluster.records("t")] == [[("", b"")] * 3000]
 
@@ -467,7 +467,7 @@ def test_arrow_headers_that_fail_are_told_by_index(cluster: MockCluster, produce
         pa.list_(HEADERS),
     )
     receipt = producer.produce_many("t", [b"0", b"1", b"2", b"3", b"4"], headers=headers)
-    assert receipt.wait(30)
+    assert receipt.wait(120)
     assert [(failed.index, type(failed.error)) for failed in receipt.errors] == [
         (1, TypeError),
         (2, RecordError),
@@ -647,7 +647,7 @@ def test_a_dictionary_encoded_topic_column(cluster: MockCluster, producer: Produ
 
 def test_a_null_topic_fails_that_record_only(cluster: MockCluster, producer: Producer) -> None:
     receipt = producer.produce_arrow(pa.table({"topic": ["t", None, "t"], "value": ["a", "b", "c"]}))
-    assert receipt.wait(30)
+    assert receipt.wait(120)
     assert [failure.index for failure in receipt.errors] == [1]
     assert "topic" in str(receipt.errors[0].error)
     assert (receipt.acknowledged, receipt.failed) == (2, 1)
@@ -688,7 +688,7 @@ def test_what_is_no_arrow_data_is_a_type_error(producer: Producer) -> None:
 
 def test_receipt_grows_until_done(cluster: MockCluster, make: Callable[..., Producer]) -> None:
     producer = make(linger_ms=60_000)
-    producer.produce_many("t", [b"warm"]).wait(30)
+    producer.produce_many("t", [b"warm"]).wait(120)
     receipt = producer.produce_many("t", [b"a"] * 10)
     assert (receipt.total, receipt.accepted, receipt.acknowledged, receipt.failed) == (10, 10, 0, 0)
     assert not receipt.done
@@ -698,7 +698,7 @@ def test_receipt_grows_until_done(cluster: MockCluster, make: Callable[..., Prod
 
 
 def test_offsets_and_extents_tell_the_truth(cluster: MockCluster, producer: Producer) -> None:
-    producer.produce_many("t", [b"before"] * 7, partitions=1).wait(30)
+    producer.produce_many("t", [b"before"] * 7, partitions=1).wait(120)
     receipt = done(producer.produce_many("t", [b"x"] * 1000, keys=[b"%d" % (n % 40) for n in range(1000)]), 1000)
     found: dict[int, list[int]] = {}
     for record in cluster.records("t"):
@@ -719,7 +719,7 @@ def test_a_receipt_counts_the_bytes_of_what_was_accepted(producer: Producer) -> 
     assert done(producer.produce_many("t", [b"x" * 600] * 50), 50).bytes == 30_000
     assert done(producer.produce_many("t", [b"ab"] * 3, headers={"h": b"ignored"}), 3).bytes == 6
     refused = producer.produce_many("t", [b"x" * 2_000_000, b"abc"])
-    assert refused.wait(30)
+    assert refused.wait(120)
     assert (refused.accepted, refused.failed, refused.bytes) == (1, 1, 3)
 
 
@@ -739,9 +739,9 @@ def test_one_receipt_for_many_calls(cluster: MockCluster, producer: Producer) ->
 def test_what_fails_in_a_later_call_has_its_place_in_the_receipt(cluster: MockCluster, producer: Producer) -> None:
     receipt = producer.produce_many("t", [b"a", "b", None], partitions=0)
     producer.produce_many("t", [b"c", b"d"], partitions=[0, 77], receipt=receipt)
-    producer.flush(30)  # lets go of the blocks
+    producer.flush(120)  # lets go of the blocks
     producer.produce_many("t", [b"e", b"f" * 2_000_000], receipt=receipt)
-    assert receipt.wait(30)
+    assert receipt.wait(120)
     assert (receipt.total, receipt.acknowledged, receipt.failed) == (7, 5, 2)
     assert [(failed.index, (failed.record.value or b"")[:1]) for failed in receipt.errors if failed.record] == [
         (4, b"d"),
@@ -816,7 +816,7 @@ def test_threads_that_share_a_receipt_and_fail(producer: Producer) -> None:
     finally:
         sys.setswitchinterval(before)
     assert not told
-    assert receipt.wait(30)
+    assert receipt.wait(120)
     assert (receipt.total, receipt.acknowledged, receipt.failed) == (1 + 3 * 150 * 15, 1 + 3 * 150 * 10, 3 * 150 * 5)
     assert len(receipt.errors) == receipt.failed
 
@@ -830,33 +830,33 @@ def test_a_call_that_raises_leaves_a_shared_receipt_that_ends(make: Callable[...
 
     producer = make(partitioner=Moody())
     receipt = producer.produce_many("t", [b"a", b"b"])
-    producer.flush(30)
+    producer.flush(120)
     with pytest.raises(LookupError, match="no idea"):
         producer.produce_many("t", [b"c", b"x" * 2_000_000, b"bad", b"d"], receipt=receipt)
     producer.produce_many("t", [b"e", b"f" * 2_000_000], receipt=receipt)
-    assert receipt.wait(30)
+    assert receipt.wait(120)
     assert (receipt.total, receipt.acknowledged, receipt.failed) == (6, 4, 2)
     assert [failed.index for failed in receipt.errors] == [3, 7]
 
 
 def test_a_shared_receipt_waits_for_room_in_each_call(cluster: MockCluster, make: Callable[..., Producer]) -> None:
-    producer = make(buffer_memory=200_000, max_block_ms=1000, linger_ms=0)
-    producer.produce_many("t", [b"warm"] * PARTITIONS, partitions=list(range(PARTITIONS))).wait(30)
-    cluster.set_rtt(4000)
+    producer = make(buffer_memory=200_000, max_block_ms=5000, linger_ms=0)
+    producer.produce_many("t", [b"warm"] * PARTITIONS, partitions=list(range(PARTITIONS))).wait(120)
+    cluster.down()
     receipt = producer.produce_many("t", [b"x" * 100] * 4000)
     assert receipt.failed, "there was room for all"
-    assert receipt.wait(30)
-    cluster.set_rtt(0)
+    cluster.up()
+    assert receipt.wait(120)
     failed = receipt.failed
     producer.produce_many("t", [b"x" * 100] * 4000, receipt=receipt)
-    assert receipt.wait(30)
+    assert receipt.wait(120)
     assert receipt.failed == failed
 
 
 def test_a_topic_that_is_no_text_is_told_and_hurts_nobody_else(producer: Producer) -> None:
     receipt = producer.produce_arrow(pa.table({"value": [b"a", b"b"], "topic": [b"t", b"\xff\xfe"]}))
     done(producer.produce_many("t", [b"c"] * 10), 10)
-    assert receipt.wait(30)
+    assert receipt.wait(120)
     assert (receipt.acknowledged, receipt.failed) == (1, 1)
     assert [failed.record.topic for failed in receipt.errors if failed.record] == ["\ufffd\ufffd"]
 
@@ -867,24 +867,26 @@ def test_no_topic_is_a_type_error(producer: Producer) -> None:
 
 
 def test_buffers_behind_one_that_waits_are_released_too(cluster: MockCluster, producer: Producer) -> None:
-    producer.produce_many("t", [b"warm"] * PARTITIONS, partitions=list(range(PARTITIONS))).wait(30)
-    cluster.set_rtt(30_000, cluster.leader_of("t", 0))
+    producer.produce_many("t", [b"warm"] * PARTITIONS, partitions=list(range(PARTITIONS))).wait(120)
+    cluster.set_rtt(900_000, cluster.leader_of("t", 0))
     first = producer.produce_many("t", [b"held up" * 100], partitions=0)
     elsewhere = next(n for n in range(PARTITIONS) if cluster.leader_of("t", n) != cluster.leader_of("t", 0))
     alive: list[Any] = []
-    most = 0
     for _ in range(500):
         value = np.full(1000, 65, "u1")
         buffers = [None, pa.py_buffer(np.array([0, 1000], "i4")), pa.py_buffer(value)]
         producer.produce_many("t", pa.Array.from_buffers(pa.binary(), 1, buffers), partitions=elsewhere)
         alive.append(weakref.ref(value))
         del value, buffers
-        most = max(most, sum(ref() is not None for ref in alive))
-        time.sleep(0.002)
-    assert most < 400
+
+    def released() -> bool:
+        producer.produce_many("t", [b"next"], partitions=elsewhere)  # lets go of what has been acknowledged
+        return not any(ref() is not None for ref in alive)
+
+    assert wait_for(released)
     assert not first.done
     producer.purge()
-    assert first.wait(30)
+    assert first.wait(120)
 
 
 def test_offsets_are_unknown_with_acks_0(make: Callable[..., Producer]) -> None:
@@ -894,12 +896,12 @@ def test_offsets_are_unknown_with_acks_0(make: Callable[..., Producer]) -> None:
 
 
 def test_wait_gives_up_after_its_timeout(cluster: MockCluster, producer: Producer) -> None:
-    producer.produce_many("t", [b"warm"]).wait(30)
-    cluster.set_rtt(2000)
+    producer.produce_many("t", [b"warm"]).wait(120)
+    cluster.down()
     receipt = producer.produce_many("t", [b"a"] * 10)
     assert receipt.wait(0.1) is False
     assert receipt.wait(0) is False
-    cluster.set_rtt(0)
+    cluster.up()
     assert receipt.wait() is True
     assert receipt.wait(0) is True
 
@@ -909,7 +911,7 @@ def test_wait_needs_no_poll_and_runs_no_callbacks(producer: Producer) -> None:
     producer.produce("t", b"single", on_delivery=lambda *_: ran.append(threading.get_ident()))
     done(producer.produce_many("t", [b"a"] * 10), 10)
     assert ran == []
-    producer.flush(30)
+    producer.flush(120)
     assert len(ran) == 1
 
 
@@ -924,7 +926,7 @@ def test_bad_elements_are_reported_by_index_and_the_others_delivered(
     partitions = [0, 0, 0, 0, 99, -7, 0, 0, 0]
     timestamps = [1, 1, 1, 1, 1, 1, -1, 1, 1]
     receipt = producer.produce_many("t", items, keys=keys, partitions=partitions, timestamps=timestamps)
-    assert receipt.wait(30)
+    assert receipt.wait(120)
     failures = receipt.errors
     assert [failure.index for failure in failures] == [1, 2, 3, 4, 5, 6, 7]
     assert [type(failure.error) for failure in failures] == [
@@ -947,14 +949,14 @@ def test_bad_elements_are_reported_by_index_and_the_others_delivered(
 
 def test_bad_headers_are_reported_by_index(cluster: MockCluster, producer: Producer) -> None:
     receipt = producer.produce_many("t", [b"0", b"1", b"2"], headers=[{"a": b"1"}, {"a": 5}, None])
-    assert receipt.wait(30)
+    assert receipt.wait(120)
     assert [(failure.index, type(failure.error)) for failure in receipt.errors] == [(1, TypeError)]
     assert values(cluster) == [b"0", b"2"]
 
 
 def test_an_unknown_partition_before_metadata_is_reported_by_index(producer: Producer) -> None:
     receipt = producer.produce_many("t", [b"0", b"1", b"2"], partitions=[0, 50, 1])
-    assert receipt.wait(30)
+    assert receipt.wait(120)
     assert [failure.index for failure in receipt.errors] == [1]
     assert (receipt.acknowledged, receipt.failed) == (2, 1)
 
@@ -964,7 +966,7 @@ def test_a_brokers_refusal_is_reported_with_the_records(cluster: MockCluster, pr
     cluster.push_errors("Produce", *["TOPIC_AUTHORIZATION_FAILED"] * 5)  # they may take several requests
     items = [b"%d" % n * 2000 for n in range(5)]
     receipt = producer.produce_many("t", items, keys=[b"k%d" % n for n in range(5)], partitions=0)
-    assert receipt.wait(30)
+    assert receipt.wait(120)
     failures = receipt.errors
     assert (receipt.acknowledged, receipt.failed) == (0, 5)
     assert [failure.index for failure in failures] == list(range(5))
@@ -979,7 +981,7 @@ def test_a_failed_receipt_can_be_produced_again(cluster: MockCluster, producer: 
     done(producer.produce_many("t", [b"warm"], partitions=0), 1)
     cluster.push_errors("Produce", "INVALID_RECORD", "INVALID_RECORD")
     receipt = producer.produce_many("t", [b"a", b"b"], partitions=0)
-    assert receipt.wait(30)
+    assert receipt.wait(120)
     cluster.clear_errors("Produce")
     again = [failure.record.value for failure in receipt.errors]
     assert again == [b"a", b"b"]
@@ -991,7 +993,7 @@ def test_a_receipt_may_be_dropped_at_once(cluster: MockCluster, producer: Produc
     for n in range(50):
         producer.produce_many("t", [b"%d" % n * 700] * 20)
     gc.collect()
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert sum(high for _, high in cluster.watermarks("t").values()) == 1000
     assert producer._runtime.memory == 0
 
@@ -1001,7 +1003,7 @@ def test_a_receipt_outlives_its_producer(cluster: MockCluster) -> None:
         receipt = producer.produce_many("t", [b"a"] * 10)
     del producer
     gc.collect()
-    assert receipt.wait(1)
+    assert receipt.wait(120)
     assert receipt.acknowledged == 10
     assert receipt.errors == []
     assert sum(extent.records for extent in receipt.extents.values()) == 10
@@ -1012,7 +1014,7 @@ def test_a_receipt_ends_when_its_producer_is_closed(cluster: MockCluster) -> Non
     cluster.down()
     receipt = producer.produce_many("t", [b"a"] * 10)
     assert producer.close(0.1) is False
-    assert receipt.wait(30)
+    assert receipt.wait(120)
     assert (receipt.acknowledged, receipt.failed) == (0, 10)
     assert {failure.error.code() for failure in receipt.errors} <= {
         KafkaError._PURGE_QUEUE,
@@ -1022,15 +1024,15 @@ def test_a_receipt_ends_when_its_producer_is_closed(cluster: MockCluster) -> Non
 
 
 def test_many_threads_may_wait_for_one_receipt(cluster: MockCluster, producer: Producer) -> None:
-    producer.produce_many("t", [b"warm"]).wait(30)
+    producer.produce_many("t", [b"warm"]).wait(120)
     cluster.set_rtt(300)
     receipt = producer.produce_many("t", [b"a"] * 100)
     results: list[bool] = []
-    threads = [threading.Thread(target=lambda: results.append(receipt.wait(30))) for _ in range(5)]
+    threads = [threading.Thread(target=lambda: results.append(receipt.wait(120))) for _ in range(5)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(120)
     assert results == [True] * 5
 
 
@@ -1038,13 +1040,14 @@ def test_many_threads_may_wait_for_one_receipt(cluster: MockCluster, producer: P
 
 
 def test_large_bytes_are_pinned_until_acknowledged_then_released(cluster: MockCluster, producer: Producer) -> None:
-    producer.produce_many("t", [b"warm"]).wait(30)
+    producer.produce_many("t", [b"warm"]).wait(120)
     item = bytes(bytearray(b"x" * 5000))
     idle = sys.getrefcount(item)
-    cluster.set_rtt(500)
+    cluster.down()
     receipt = producer.produce_many("t", [item])
     assert sys.getrefcount(item) > idle
-    assert receipt.wait(30)
+    cluster.up()
+    assert receipt.wait(120)
     assert sys.getrefcount(item) == idle
 
 
@@ -1060,32 +1063,32 @@ def watched_arrow(count: int, size: int) -> tuple[pa.Array, "weakref.ref[Any]"]:
 
 
 def test_arrow_buffers_live_until_acknowledged_and_no_longer(cluster: MockCluster, producer: Producer) -> None:
-    producer.produce_many("t", [b"warm"]).wait(30)
+    producer.produce_many("t", [b"warm"]).wait(120)
     column, watch = watched_arrow(20, 4000)
-    cluster.set_rtt(500)
+    cluster.down()
     receipt = producer.produce_many("t", column)
     del column
     gc.collect()
     assert watch() is not None
-    assert receipt.wait(30)
+    cluster.up()
+    assert receipt.wait(120)
     gc.collect()
     assert watch() is None
-    cluster.set_rtt(0)
     assert values(cluster)[1:] == [b"warm", *[b"z" * 4000] * 20][1:]
 
 
 def test_arrow_buffers_of_a_dropped_receipt_live_until_acknowledged(cluster: MockCluster, producer: Producer) -> None:
-    producer.produce_many("t", [b"warm"]).wait(30)
+    producer.produce_many("t", [b"warm"]).wait(120)
     column, watch = watched_arrow(20, 4000)
-    cluster.set_rtt(300)
+    cluster.down()
     producer.produce_many("t", column)
     del column
     gc.collect()
     assert watch() is not None
-    assert producer.flush(30) == 0
+    cluster.up()
+    assert producer.flush(120) == 0
     gc.collect()
     assert watch() is None
-    cluster.set_rtt(0)
     assert sorted(values(cluster)) == sorted([b"warm", *[b"z" * 4000] * 20])  # type: ignore[type-var]
 
 
@@ -1097,9 +1100,9 @@ def test_buffers_that_failed_to_be_delivered_are_released_with_the_receipt(
     column, watch = watched_arrow(5, 4000)
     receipt = producer.produce_many("t", column, partitions=0)
     del column
-    assert receipt.wait(30)
+    assert receipt.wait(120)
     assert receipt.errors[4].record.value == b"z" * 4000
-    producer.flush(30)
+    producer.flush(120)
     del receipt
     gc.collect()
     assert watch() is None
@@ -1129,7 +1132,7 @@ def test_mutable_sources_may_change_right_after_the_call(cluster: MockCluster, m
     for source, change in sources:
         producer.produce_many("t", source)
         change()
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert values(cluster) == [b"a" * size] * len(sources)
 
 
@@ -1150,7 +1153,7 @@ def test_mutable_keys_with_immutable_values(cluster: MockCluster, make: Callable
     producer.produce_many("t", [b"v" * 2000] * 10, keys=keys)
     for key in keys:
         key[:] = b"XXXXX"
-    producer.flush(30)
+    producer.flush(120)
     assert {key for key, _ in pairs(cluster)} == {b"key-%d" % n for n in range(10)}
 
 
@@ -1175,7 +1178,7 @@ def test_a_large_call_streams_through_though_a_callback_waits(
     producer.produce("t", b"single", on_delivery=lambda *_: ran.append(1))
     assert wait_for(lambda: producer._runtime.records == 0)
     done(producer.produce_many("t", [b"x" * 100] * 20_000), 20_000)
-    producer.flush(30)
+    producer.flush(120)
     assert ran == [1]
 
 
@@ -1199,7 +1202,7 @@ def test_a_full_buffer_refuses_records_of_a_call_by_index(cluster: MockCluster, 
     assert len(receipt.errors) == 1000 - receipt.accepted
     assert isinstance(receipt.errors[0].error, BufferError)
     cluster.up()
-    assert receipt.wait(30)
+    assert receipt.wait(120)
     assert receipt.acknowledged == receipt.accepted
 
 
@@ -1211,7 +1214,7 @@ def test_the_order_per_key_is_kept(cluster: MockCluster, producer: Producer) -> 
             keys=[b"k%d" % (n % 11) for n in range(start, start + 1000)],
             headers=[{"n": b"%d" % n} if n % 5 == 0 else None for n in range(start, start + 1000)],
         )
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     by_key: dict[bytes, list[bytes]] = {}
     for record in cluster.records("t"):
         by_key.setdefault(record.key() or b"", []).append(record.value() or b"")
@@ -1230,7 +1233,7 @@ def test_single_and_bulk_calls_keep_one_order(cluster: MockCluster, producer: Pr
         else:
             producer.produce_many("u", [b"%03d" % n * size], keys=[b"k"])
         expected.append(b"%03d" % n * size)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert [record.value() for record in cluster.records("u")] == expected
 
 
@@ -1251,7 +1254,7 @@ def test_large_records(
 def test_a_record_larger_than_the_buffer_is_refused(make: Callable[..., Producer]) -> None:
     producer = make(buffer_memory=100_000)
     receipt = producer.produce_many("t", [b"a", b"x" * 200_000, b"b"])
-    assert receipt.wait(30)
+    assert receipt.wait(120)
     assert [failure.index for failure in receipt.errors] == [1]
     assert isinstance(receipt.errors[0].error, KafkaException)
     assert receipt.acknowledged == 2
@@ -1259,7 +1262,7 @@ def test_a_record_larger_than_the_buffer_is_refused(make: Callable[..., Producer
 
 def test_a_million_records(cluster: MockCluster, producer: Producer) -> None:
     receipt = producer.produce_many("t", np.full(1_000_000, b"0123456789", dtype="S10"))
-    assert receipt.wait(60)
+    assert receipt.wait(120)
     assert receipt.acknowledged == 1_000_000
     assert sum(high for _, high in cluster.watermarks("t").values()) == 1_000_000
     assert producer._runtime.memory == 0

@@ -4,14 +4,15 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
-import threading
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from programs import Program, run, started, wait_until
 
 import fastprod
 from fastprod.cli import MISSING, _java_load, _load, main
@@ -49,14 +50,10 @@ def perf_json(*arguments: str) -> dict:
     return json.loads(result.stdout)
 
 
-def start(*arguments: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+@contextmanager
+def start(*arguments: str) -> Iterator[Program]:
+    with started("-c", PROGRAM, *arguments, env={**os.environ, "PYTHONPATH": str(ROOT)}) as process:
+        yield process
 
 
 # ---- plain runs
@@ -82,8 +79,8 @@ def test_the_line_word_for_word():
 
 
 def test_a_run_without_broker_starts_one_of_its_own():
-    process = start("perf", "--num-records", "3000", "-t", "mine", "--partitions", "2")
-    output, errors = process.communicate(timeout=60)
+    with start("perf", "--num-records", "3000", "-t", "mine", "--partitions", "2") as process:
+        output, errors = process.finish()
     assert (process.returncode, errors) == (0, "")
     assert LINE.fullmatch(output).group(1) == "3000"
 
@@ -549,24 +546,24 @@ def test_a_value_without_name_is_not_shown():
 
 
 def test_no_broker(monkeypatch):
-    monkeypatch.setattr(_load, "CONNECT_S", 1.0)
+    monkeypatch.setattr(_load, "CONNECT_S", 5.0)  # in which the reason must be known
     result = perf("-b", "127.0.0.1:1", "-X", "sasl.password=hunter2")
     assert result.exit_code == 2
-    assert result.stderr.startswith("Error: no broker answers at 127.0.0.1:1 within 1 s (")
+    assert result.stderr.startswith("Error: no broker answers at 127.0.0.1:1 within 5 s (")
     assert "refused" in result.stderr
     assert result.stderr.count("\n") == 1
     assert "hunter2" not in result.output
 
 
 def test_no_broker_from_a_shell():
-    process = start("perf", "-b", "127.0.0.1:1")
-    output, errors = process.communicate(timeout=30)
+    with start("perf", "-b", "127.0.0.1:1") as process:
+        output, errors = process.finish()
     assert (process.returncode, output) == (2, "")
     assert re.fullmatch(r"Error: no broker answers at 127\.0\.0\.1:1 [^\n]*\n", errors)
 
 
 def test_a_topic_that_cannot_be_created(monkeypatch):
-    monkeypatch.setattr(_load, "CONNECT_S", 1.0)
+    monkeypatch.setattr(_load, "ANSWER_S", 1.0)
     with MockCluster(1) as mock:  # mock brokers do not answer the admin API
         result = perf("-b", mock.bootstrap_servers, "-t", "missing")
     assert result.exit_code == 2
@@ -640,21 +637,26 @@ def test_a_failure_keeps_the_rounds_before_it(cluster, monkeypatch):
 # ---- Ctrl-C
 
 
-def _interrupt(process: subprocess.Popen, after: float = 2.0) -> tuple[str, str]:
-    threading.Timer(after, process.send_signal, (signal.SIGINT,)).start()
-    return process.communicate(timeout=60)
+def _interrupted(records: int, *arguments: str) -> tuple[Program, str, str]:
+    """The command with Ctrl-C once brokers have so many records, warm-up included, and what it has said."""
+    with MockClusterProcess(1, topics={"fastprod-perf": 3}) as mock:
+        with start("perf", "-b", mock.bootstrap_servers, "--warmup", "10", *arguments) as process:
+            assert wait_until(lambda: process.poll() is not None or _written(mock) >= records)
+            process.send_signal(signal.SIGINT)
+            output, errors = process.finish()
+        return process, output, errors
 
 
 @pytest.mark.parametrize("mode", _load.MODES)
 def test_ctrl_c_tells_what_was_done(mode):
-    output, errors = _interrupt(process := start("perf", "--num-records", "1000000000", "--mode", mode))
+    process, output, errors = _interrupted(1000, "--num-records", "1000000000", "--mode", mode)
     assert (process.returncode, errors) == (130, "")
     assert int(LINE.fullmatch(output).group(1)) > 0
 
 
 def test_ctrl_c_while_paced():
-    output, _ = _interrupt(process := start("perf", "--throughput", "500", "--format", "json"))
-    assert process.returncode == 130
+    process, output, errors = _interrupted(100, "--throughput", "500", "--format", "json")
+    assert (process.returncode, errors) == (130, "")
     report = json.loads(output)
     assert report["interrupted"] is True
     assert report["rounds"][0]["interrupted"] is True
@@ -662,12 +664,15 @@ def test_ctrl_c_while_paced():
 
 
 def test_ctrl_c_in_a_comparison_leaves_whole_rounds():
-    process = start("perf", "--compare", "confluent", "--rounds", "1000", "--num-records", "1000", "--format", "json")
-    output, errors = _interrupt(process, 5.0)
+    # The third client is at it, so the first two are done.
+    process, output, errors = _interrupted(
+        2 * (1000 + 10 + 3) + 500, "--compare", "confluent", "--rounds", "1000", "--num-records", "1000",
+        "--format", "json",
+    )  # fmt: skip
     assert (process.returncode, errors) == (130, "")
     report = json.loads(output)
     assert report["interrupted"] is True
-    assert report["rounds"]
+    assert len(report["rounds"]) >= 2
     assert all(one["records"] == 1000 and not one["interrupted"] for one in report["rounds"])
 
 
@@ -689,13 +694,7 @@ def test_help_names_what_is_sampled():
 @pytest.mark.parametrize("missing", ["click", "rich"])
 def test_without_the_extra(missing):
     program = f"import sys; sys.modules[{missing!r}] = None; from fastprod.cli import _load, main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    done = run("-c", program, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert (done.returncode, done.stdout, done.stderr) == (2, "", MISSING + "\n")
 
 

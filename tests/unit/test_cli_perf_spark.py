@@ -174,8 +174,8 @@ def test_cpu_of_a_process_and_all_that_it_started():
         import subprocess, sys, time
         work = "import time\\nwhile time.process_time() < 0.3: pass\\n"
         subprocess.run([sys.executable, "-c", work])
-        running = subprocess.Popen([sys.executable, "-c", work + "print(flush=True); time.sleep(60)"])
-        time.sleep(60)
+        running = subprocess.Popen([sys.executable, "-c", work + "print(flush=True); time.sleep(3600)"])
+        time.sleep(3600)
     """
     child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True)
     try:

@@ -4,7 +4,6 @@ import contextlib
 import gc
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
+from programs import Program
 
 from fastprod import BufferFullError, ForkError, Producer
 from fastprod.testing import MockCluster, MockClusterProcess
@@ -24,7 +24,8 @@ from fastprod.testing import MockCluster, MockClusterProcess
 TREE = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TREE), *filter(None, sys.path)])}
 PARTITIONS = 4
-HANG = 60
+HANG = 300  # what takes longer than this will never end
+Script = Callable[[str, MockClusterProcess], Program]
 
 RETRIABLE = [
     "NOT_LEADER_FOR_PARTITION",
@@ -101,11 +102,20 @@ class Outcomes:
         return {code for _, code in self.all}
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 30) -> bool:
+def wait_for(condition: Callable[[], bool], seconds: float = 120) -> bool:
     deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
+    while not (met := condition()) and time.monotonic() < deadline:
         time.sleep(0.01)
-    return condition()
+    return met
+
+
+def sleeps(process: int, thread: int | None) -> bool:
+    """Whether a thread waits for something, all of a tenth of a second: it is in a call that blocks."""
+    for _ in range(10):
+        if Path(f"/proc/{process}/task/{thread}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def written(cluster: MockCluster, topic: str = "t") -> int:
@@ -126,20 +136,23 @@ def warm(producer: Producer) -> None:
     """Metadata and connections are there afterwards."""
     for partition in range(PARTITIONS):
         producer.produce("t", b"warm", partition=partition)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
 
 
-def script(text: str, cluster: MockClusterProcess) -> subprocess.Popen[str]:
-    """Another interpreter, with `conf` for the cluster."""
-    options = {"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0}
-    head = f"import os, sys, time, signal, threading, fastprod\nconf = {options!r}\n"
-    return subprocess.Popen(
-        [sys.executable, "-c", head + textwrap.dedent(text)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=ENVIRONMENT,
-    )
+@pytest.fixture
+def script() -> Iterator[Callable[[str, MockClusterProcess], Program]]:
+    """Starts another interpreter, with `conf` for the cluster; it ends with the test."""
+    running: list[Program] = []
+
+    def start(text: str, cluster: MockClusterProcess) -> Program:
+        options = {"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0}
+        head = f"import os, sys, time, signal, threading, fastprod\nconf = {options!r}\n"
+        running.append(Program("-c", head + textwrap.dedent(text), env=ENVIRONMENT))
+        return running[-1]
+
+    yield start
+    for program in running:
+        program.end()
 
 
 @pytest.fixture
@@ -177,7 +190,7 @@ def test_a_closed_producer_refuses_everything_but_its_end(cluster: MockCluster) 
     assert repr(producer)
 
 
-def test_a_forked_child_is_told_and_the_parent_goes_on(apart: MockClusterProcess) -> None:
+def test_a_forked_child_is_told_and_the_parent_goes_on(apart: MockClusterProcess, script: Script) -> None:
     process = script(
         """
         producer = fastprod.Producer(conf)
@@ -188,7 +201,7 @@ def test_a_forked_child_is_told_and_the_parent_goes_on(apart: MockClusterProcess
             calls = [
                 lambda: producer.produce("t", b"child"), lambda: producer.poll(0), lambda: producer.flush(0),
                 lambda: producer.produce_many("t", [b"child"]), lambda: producer.purge(),
-                lambda: producer.list_topics(timeout=1), lambda: receipt.wait(1), lambda: producer.close(),
+                lambda: producer.list_topics(timeout=1), lambda: receipt.wait(120), lambda: producer.close(),
             ]
             for number, call in enumerate(calls):
                 try:
@@ -204,7 +217,7 @@ def test_a_forked_child_is_told_and_the_parent_goes_on(apart: MockClusterProcess
             sys.exit(0)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         producer.produce("t", b"after")
-        print("child", status, "left", producer.flush(30), flush=True)
+        print("child", status, "left", producer.flush(120), flush=True)
         """,
         apart,
     )
@@ -215,7 +228,7 @@ def test_a_forked_child_is_told_and_the_parent_goes_on(apart: MockClusterProcess
     assert values(apart) == [b"after", b"before", b"bulk", b"own"]  # type: ignore[arg-type]
 
 
-def test_a_fork_under_load_neither_hangs_nor_loses(apart: MockClusterProcess) -> None:
+def test_a_fork_under_load_neither_hangs_nor_loses(apart: MockClusterProcess, script: Script) -> None:
     process = script(
         """
         producer = fastprod.Producer(conf)
@@ -239,7 +252,7 @@ def test_a_fork_under_load_neither_hangs_nor_loses(apart: MockClusterProcess) ->
             assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
         stop = True
         thread.join()
-        assert producer.flush(30) == 0
+        assert producer.flush(120) == 0
         print(made, flush=True)
         """,
         apart,
@@ -249,7 +262,7 @@ def test_a_fork_under_load_neither_hangs_nor_loses(apart: MockClusterProcess) ->
     assert sum(high for _, high in apart.watermarks("t").values()) == int(out)
 
 
-def test_the_end_of_the_interpreter_warns_with_the_count(apart: MockClusterProcess) -> None:
+def test_the_end_of_the_interpreter_warns_with_the_count(apart: MockClusterProcess, script: Script) -> None:
     process = script(
         """
         producer = fastprod.Producer({**conf, "linger.ms": 60000})
@@ -264,7 +277,7 @@ def test_the_end_of_the_interpreter_warns_with_the_count(apart: MockClusterProce
     assert "17 records" in err
 
 
-def test_the_end_of_the_interpreter_is_quiet_when_all_is_delivered(apart: MockClusterProcess) -> None:
+def test_the_end_of_the_interpreter_is_quiet_when_all_is_delivered(apart: MockClusterProcess, script: Script) -> None:
     process = script(
         """
         producer = fastprod.Producer(conf)
@@ -291,7 +304,7 @@ def test_garbage_collection_without_close_warns_with_the_count(cluster: MockClus
 def test_garbage_collection_is_quiet_when_all_is_delivered(cluster: MockCluster) -> None:
     producer = Producer(conf(cluster))
     producer.produce("t", b"v")
-    producer.flush(30)
+    producer.flush(120)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         del producer
@@ -308,7 +321,7 @@ def test_a_producer_in_a_cycle_is_collected(cluster: MockCluster) -> None:
     before = threads_of_process()
     service = Service()
     service.producer.produce("t", b"v")
-    service.producer.flush(30)
+    service.producer.flush(120)
     del service
     gc.collect()
     assert wait_for(lambda: threads_of_process() <= before)
@@ -326,7 +339,7 @@ def test_fifty_producers_leave_nothing_behind(cluster: MockCluster) -> None:
         producer = Producer(conf(cluster))
         producer.produce("t", b"v", on_delivery=lambda *_: None)
         producer.produce_many("t", [b"x" * 2000])
-        producer.flush(30)
+        producer.flush(120)
         if number % 2:
             producer.close()
         del producer
@@ -364,7 +377,7 @@ def test_close_from_another_thread_ends_waiting_calls(cluster: MockCluster) -> N
     threads.append(threading.Thread(target=lambda: (receipt.wait(), ended.append("wait")), daemon=True))
     for thread in threads:
         thread.start()
-    time.sleep(0.3)
+    assert wait_for(lambda: all(sleeps(os.getpid(), thread.native_id) for thread in threads))
     producer.close(0)
     join(threads)
     assert sorted(ended) == ["flush", "poll", "produce", "wait"]
@@ -390,8 +403,8 @@ def test_an_exception_in_a_callback_reaches_the_caller_and_the_others_run(
     for n in range(10):
         producer.produce("t", b"v", partition=0, on_delivery=callback(n))
     with pytest.raises(LookupError, match="three"):
-        producer.flush(30)
-    producer.flush(30)
+        producer.flush(120)
+    producer.flush(120)
     assert ran == list(range(10))
     assert len(producer) == 0
     assert producer._runtime.memory == 0
@@ -431,8 +444,8 @@ def test_keyboard_interrupt_in_a_callback_loses_no_other_callback(make: Callable
     for n in range(10):
         producer.produce("t", b"%d" % n, partition=0, on_delivery=run)
     with pytest.raises(KeyboardInterrupt):
-        producer.flush(30)
-    assert producer.flush(30) == 0
+        producer.flush(120)
+    assert producer.flush(120) == 0
     assert ran == list(range(10))
     assert producer._runtime.memory == 0
 
@@ -449,7 +462,7 @@ def test_keyboard_interrupt_in_a_callback_loses_no_other_callback(make: Callable
     ],
     ids=["flush", "poll", "close", "wait", "produce", "produce_many"],
 )
-def test_ctrl_c_ends_blocking_calls(apart: MockClusterProcess, blocking: str) -> None:
+def test_ctrl_c_ends_blocking_calls(apart: MockClusterProcess, script: Script, blocking: str) -> None:
     apart.down()
     process = script(
         f"""
@@ -463,7 +476,7 @@ def test_ctrl_c_ends_blocking_calls(apart: MockClusterProcess, blocking: str) ->
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    time.sleep(0.5)
+    assert wait_for(lambda: sleeps(process.pid, process.pid))
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=HANG)
     assert "KeyboardInterrupt" in err
@@ -478,11 +491,17 @@ def test_a_signal_handler_that_returns_does_not_disturb_flush(
     seen: list[int] = []
     old = signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
     try:
-        cluster.set_rtt(1000)
+        cluster.down()
         producer.produce("t", b"v")
-        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
+
+        def disturb() -> None:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            wait_for(lambda: bool(seen))  # the handler has run, in the midst of flush()
+            cluster.up()
+
+        timer = threading.Timer(0.2, disturb)
         timer.start()
-        assert producer.flush(30) == 0
+        assert producer.flush(HANG) == 0
         timer.join()
         assert seen == [signal.SIGUSR1]
     finally:
@@ -531,8 +550,8 @@ def test_eight_threads_lose_nothing_and_keep_their_order(cluster: MockCluster, m
         producer.poll(0.05)
     join(threads)
     assert problems == []
-    assert producer.flush(60) == 0
-    assert all(receipt.wait(30) and receipt.failed == 0 for receipt in receipts)
+    assert producer.flush(120) == 0
+    assert all(receipt.wait(120) and receipt.failed == 0 for receipt in receipts)
     assert len(outcomes.all) == 2 * count
     assert outcomes.codes == {None}
     by_key: dict[bytes, list[bytes]] = {}
@@ -562,7 +581,7 @@ def test_callbacks_of_threads_that_poll_at_the_same_time_run_once(make: Callable
         thread.start()
     for n in range(20_000):
         producer.produce("t", b"%d" % n, on_delivery=note)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     stop.set()
     join(threads)
     assert len(ran) == 20_000
@@ -582,9 +601,7 @@ def test_flush_returns_though_another_thread_keeps_producing(make: Callable[...,
     thread.start()
     try:
         for _ in range(5):
-            start = time.monotonic()
-            assert producer.flush(30) == 0
-            assert time.monotonic() - start < 20
+            assert producer.flush(HANG) == 0
     finally:
         stop.set()
         join([thread])
@@ -607,10 +624,11 @@ def test_flush_returns_though_another_thread_keeps_producing_with_callbacks(
     thread = threading.Thread(target=work)
     thread.start()
     time.sleep(0.1)
+    # Without a timeout: if it waited for what is produced meanwhile, it would not end.
+    flushing = threading.Thread(target=producer.flush, daemon=True)
+    flushing.start()
     try:
-        start = time.monotonic()
-        producer.flush(30)
-        assert time.monotonic() - start < 20
+        join([flushing])
     finally:
         stop.set()
         join([thread])
@@ -637,10 +655,10 @@ def test_brokers_down_at_the_start_and_coming_back(cluster: MockCluster, make: C
     producer.poll(0)
     assert outcomes.all == []
     cluster.up()
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert outcomes.codes == {None}
     assert len(outcomes.all) == 100
-    assert receipt.wait(30)
+    assert receipt.wait(120)
     assert receipt.acknowledged == 50
     found = [record for record in cluster.records("t") if record.headers()]
     assert all(record.timestamp()[1] == 1000 + int(record.value() or b"0") for record in found)
@@ -663,7 +681,7 @@ def test_brokers_going_down_in_the_middle(cluster: MockCluster, make: Callable[.
         if number == 7:
             cluster.up()
         time.sleep(0.02)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert sum(receipt.acknowledged for receipt in receipts) == 1000
     assert written(cluster) >= 1000
     assert producer._runtime.memory == 0
@@ -679,7 +697,7 @@ def test_leaders_moving_while_producing(cluster: MockCluster, make: Callable[...
             partition = n // 20 % PARTITIONS
             cluster.set_leader("t", partition, 1 + (n // 40) % 2)
             producer.poll(0.02)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert outcomes.codes == {None}
     by_key: dict[bytes, list[bytes]] = {}
     for record in cluster.records("t"):
@@ -701,7 +719,7 @@ def test_a_partition_without_leader_is_served_when_it_gets_one(
         producer.produce("t", b"%d" % n, partition=1, on_delivery=outcomes)
     producer.flush(0.3)
     cluster.set_leader("t", 1, 2)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert outcomes.all == [(b"%d" % n, None) for n in range(10)]
 
 
@@ -720,7 +738,7 @@ def test_retriable_errors_lose_nothing(
         producer.produce("t", b"%d" % n, partition=n % PARTITIONS, on_delivery=outcomes)
     receipt = producer.produce_many("t", [b"bulk" * 500] * 30, keys=[b"%d" % n for n in range(30)])
     assert producer.flush(HANG) == 0
-    assert receipt.wait(30)
+    assert receipt.wait(120)
     assert (receipt.acknowledged, receipt.failed) == (30, 0)
     assert outcomes.codes == {None}
     found = Counter(values(cluster))
@@ -741,7 +759,7 @@ def test_permanent_errors_reach_callbacks_and_receipts(
     outcomes = Outcomes()
     for n in range(5):
         producer.produce("t", b"%d" % n, b"key", 2, headers={"h": b"x"}, on_delivery=outcomes)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     # librdkafka may have sent the first of them in a request of their own
     assert [value for value, _ in outcomes.all] == [b"%d" % n for n in range(5)]
     failed = [found for _, found in outcomes.all if found is not None]
@@ -750,7 +768,7 @@ def test_permanent_errors_reach_callbacks_and_receipts(
     assert producer._runtime.memory == 0
     cluster.push_errors("Produce", name)
     receipt = producer.produce_many("t", [b"x" * 2000] * 5, partitions=3)
-    assert receipt.wait(30)
+    assert receipt.wait(120)
     assert receipt.acknowledged + receipt.failed == 5
     assert {failure.error.code() for failure in receipt.errors} == {code}
     assert [failure.index for failure in receipt.errors] == list(range(receipt.failed))
@@ -765,7 +783,7 @@ def test_a_fatal_error_ends_every_record(cluster: MockCluster, make: Callable[..
     outcomes = Outcomes()
     for n in range(5):
         producer.produce("t", b"%d" % n, partition=0, on_delivery=outcomes)
-    producer.flush(30)
+    producer.flush(120)
     assert len(outcomes.all) == 5
     # librdkafka may have sent the first of them in a request of their own, ahead of the error
     failed = [error is not None for _, error in outcomes.all]
@@ -773,7 +791,7 @@ def test_a_fatal_error_ends_every_record(cluster: MockCluster, make: Callable[..
     assert failed == sorted(failed)
     with contextlib.suppress(KafkaException):  # refused at the call, or by its report
         producer.produce("t", b"more", partition=0, on_delivery=outcomes)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert outcomes.all[-1][1] is not None
     assert producer._runtime.memory == 0
 
@@ -787,7 +805,7 @@ def test_a_fatal_error_is_raised_by_flush_without_error_cb(cluster: MockCluster)
     producer.produce("t", b"v", partition=0)
     assert wait_for(lambda: producer._runtime.records == 0)
     with pytest.raises(KafkaException) as raised:
-        producer.flush(30)
+        producer.flush(120)
     assert raised.value.args[0].fatal()
     producer.close(1)
 
@@ -801,10 +819,10 @@ def test_the_delivery_timeout_counts_from_produce_without_broker(
     start = time.monotonic()
     producer.produce("t", b"v", key=b"k", headers={"a": b"b"}, on_delivery=outcomes)
     receipt = producer.produce_many("t", [b"x" * 2000, b"y"])
-    assert producer.flush(30) == 0
-    assert 0.6 <= time.monotonic() - start < 15
+    assert producer.flush(120) == 0
+    assert time.monotonic() - start >= 0.6  # no earlier than told; how much later is up to the machine
     assert outcomes.all == [(b"v", KafkaError._MSG_TIMED_OUT)]
-    assert receipt.wait(30)
+    assert receipt.wait(120)
     assert {failure.error.code() for failure in receipt.errors} == {KafkaError._MSG_TIMED_OUT}
     assert producer._runtime.memory == 0
 
@@ -818,12 +836,12 @@ def test_the_delivery_timeout_holds_for_records_at_librdkafka(
     outcomes = Outcomes()
     for n in range(20):
         producer.produce("t", b"%d" % n, on_delivery=outcomes)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert outcomes.codes == {KafkaError._MSG_TIMED_OUT}
     assert len(outcomes.all) == 20
     assert producer._runtime.memory == 0
     cluster.up()
-    assert wait_for(lambda: bool(producer.list_topics(timeout=10).topics))
+    assert wait_for(lambda: bool(producer.list_topics(timeout=120).topics))
     warm(producer)
 
 
@@ -833,7 +851,7 @@ def test_flush_with_a_timeout_returns_while_brokers_are_down(cluster: MockCluste
     producer.produce("t", b"v")
     start = time.monotonic()
     assert producer.flush(0.3) == 1
-    assert 0.25 <= time.monotonic() - start < 15
+    assert time.monotonic() - start >= 0.25
     assert producer.close(0) is False
 
 
@@ -845,7 +863,7 @@ def test_a_topic_created_by_asking_for_it(cluster: MockCluster, make: Callable[.
     outcomes = Outcomes()
     for n in range(10):
         producer.produce("fresh", b"%d" % n, on_delivery=outcomes)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert outcomes.codes == {None}
     assert values(cluster, "fresh") == [b"%d" % n for n in range(10)]
 
@@ -868,8 +886,8 @@ def test_records_wait_for_a_topic_that_is_created_late(cluster: MockCluster, mak
     producer.flush(0.5)
     assert outcomes.all == []
     cluster.topic_error("late", None)
-    assert producer.flush(30) == 0
-    assert receipt.wait(30)
+    assert producer.flush(120) == 0
+    assert receipt.wait(120)
     assert receipt.acknowledged == 3
     assert outcomes.codes == {None}
     found = [record for record in cluster.records("late") if record.headers()]
@@ -890,12 +908,12 @@ def test_a_topic_that_never_appears_fails_its_records(cluster: MockCluster, make
     outcomes = Outcomes()
     producer.produce("never", b"v", on_delivery=outcomes)
     receipt = producer.produce_many("never", [b"v" * 2000])
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert outcomes.codes == {KafkaError._UNKNOWN_TOPIC}
-    assert receipt.wait(30)
+    assert receipt.wait(120)
     assert [failure.error.code() for failure in receipt.errors] == [KafkaError._UNKNOWN_TOPIC]
     producer.produce("t", b"v", on_delivery=outcomes)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert outcomes.all[-1] == (b"v", None)
     assert producer._runtime.memory == 0
 
@@ -906,7 +924,7 @@ def test_a_forbidden_topic_fails_its_records_soon(cluster: MockCluster, make: Ca
     cluster.topic_error("secret", "TOPIC_AUTHORIZATION_FAILED")
     outcomes = Outcomes()
     producer.produce("secret", b"v", on_delivery=outcomes)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert outcomes.codes == {KafkaError.TOPIC_AUTHORIZATION_FAILED}
     assert producer._runtime.memory == 0
 
@@ -917,10 +935,10 @@ def test_one_unknown_topic_does_not_hold_up_the_others(cluster: MockCluster, mak
     cluster.topic_error("late", "UNKNOWN_TOPIC_OR_PART")
     producer.produce("late", b"v")
     receipt = producer.produce_many("t", [b"v"] * 10)
-    assert receipt.wait(30)
+    assert receipt.wait(120)
     assert receipt.acknowledged == 10
     cluster.topic_error("late", None)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
 
 
 def test_many_topics_at_once(cluster: MockCluster, make: Callable[..., Producer]) -> None:
@@ -930,7 +948,7 @@ def test_many_topics_at_once(cluster: MockCluster, make: Callable[..., Producer]
     producer = make()
     for n in range(2000):
         producer.produce(names[n % 40], b"%d" % n)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert all(written(cluster, name) == 50 for name in names)
     assert producer._runtime.memory == 0
 
@@ -964,7 +982,7 @@ def test_without_blocking_a_full_buffer_is_told_at_once(cluster: MockCluster, ma
     with pytest.raises(BufferError, match=r"buffer\.memory"):
         producer.produce("t", b"x" * 1000)
     cluster.up()
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert written(cluster) == count
     assert producer._runtime.memory == 0
 
@@ -976,10 +994,10 @@ def test_a_full_buffer_is_waited_for_as_long_as_told(cluster: MockCluster, make:
     start = time.monotonic()
     with pytest.raises(BufferFullError):
         producer.produce("t", b"x" * 1000)
-    assert 0.35 <= time.monotonic() - start < 15
+    assert time.monotonic() - start >= 0.35
     cluster.up()
     producer.produce("t", b"last")
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
 
 
 def test_waiting_producers_are_served_in_the_order_they_came(
@@ -1000,17 +1018,16 @@ def test_waiting_producers_are_served_in_the_order_they_came(
 
     first = threading.Thread(target=filler)
     first.start()
-    assert wait_for(lambda: producer._runtime.memory > 90_000)
-    time.sleep(0.2)
+    assert wait_for(lambda: producer._runtime.memory > 90_000 and sleeps(os.getpid(), first.native_id))
     filled.set()
     threads = [threading.Thread(target=late, args=(n,)) for n in range(4)]
     for thread in threads:
         thread.start()
-        time.sleep(0.1)
+        assert wait_for(lambda thread=thread: sleeps(os.getpid(), thread.native_id))  # the next one comes after it
     assert order == []
     cluster.up()
     join([first, *threads])
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert sorted(order) == [0, 1, 2, 3]
     placed = [r.value() or b"" for r in cluster.records("t") if (r.value() or b"").startswith(b"late")]
     assert [int(value[5:6]) for value in placed] == [0, 1, 2, 3]
@@ -1019,18 +1036,17 @@ def test_waiting_producers_are_served_in_the_order_they_came(
 def test_callbacks_that_nobody_runs_fill_the_buffer_and_poll_frees_it(
     cluster: MockCluster, make: Callable[..., Producer]
 ) -> None:
-    producer = make(buffer_memory=100_000, max_block_ms=HANG * 1000)
+    producer = make(buffer_memory=100_000, max_block_ms=3_600_000)
     ran = Counter[str]()
-    start = time.monotonic()
+    # The buffer is full of callbacks at some time. Waiting for memory that only poll() can free would take an hour.
     count = fill(producer, on_delivery=lambda *_: ran.update(["x"]))
-    assert time.monotonic() - start < HANG / 2, "waited for memory that only poll() can free"
     with pytest.raises(BufferFullError, match="poll"):
         send_many(producer, 1000)
     assert wait_for(lambda: producer._runtime.records == 0)
     producer.poll(0)
     assert ran["x"] == count
     producer.produce("t", b"x" * 1000)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
 
 
 def test_a_poll_loop_keeps_a_small_buffer_going(cluster: MockCluster, make: Callable[..., Producer]) -> None:
@@ -1043,7 +1059,7 @@ def test_a_poll_loop_keeps_a_small_buffer_going(cluster: MockCluster, make: Call
                 break
             except BufferFullError:
                 producer.poll(0.1)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert len(outcomes.all) == 3000
     assert written(cluster) == 3000
 
@@ -1063,7 +1079,7 @@ def test_a_polling_thread_lets_produce_wait(cluster: MockCluster, make: Callable
         time.sleep(0.1)
         for n in range(3000):
             producer.produce("t", b"%d" % n + b"x" * 500, on_delivery=outcomes)
-        assert producer.flush(30) == 0
+        assert producer.flush(120) == 0
     finally:
         stop.set()
         join([thread])
@@ -1081,10 +1097,10 @@ def test_purge_of_waiting_records(cluster: MockCluster, make: Callable[..., Prod
         producer.produce("t", b"%d" % n, on_delivery=outcomes)
     receipt = producer.produce_many("t", [b"x" * 2000] * 10)
     producer.purge(in_queue=True, in_flight=False)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert outcomes.codes == {KafkaError._PURGE_QUEUE}
     assert len(outcomes.all) == 20
-    assert receipt.wait(10)
+    assert receipt.wait(120)
     assert {failure.error.code() for failure in receipt.errors} == {KafkaError._PURGE_QUEUE}
     assert producer._runtime.memory == 0
     cluster.up()
@@ -1095,18 +1111,19 @@ def test_purge_of_waiting_records(cluster: MockCluster, make: Callable[..., Prod
 def test_purge_of_records_in_flight(cluster: MockCluster, make: Callable[..., Producer], blocking: bool) -> None:
     producer = make()
     warm(producer)
-    cluster.set_rtt(20_000)
+    cluster.set_rtt(900_000)
+    cluster.start_tracking()
     outcomes = Outcomes()
     for n in range(20):
-        producer.produce("t", b"%d" % n, on_delivery=outcomes)
-    receipt = producer.produce_many("t", [b"x" * 2000] * 10)
-    producer.flush(0.3)
+        producer.produce("t", b"%d" % n, partition=0, on_delivery=outcomes)
+    receipt = producer.produce_many("t", [b"x" * 2000] * 10, partitions=0)
+    assert wait_for(lambda: cluster.requests("Produce"))  # with the first of them
     producer.purge(in_queue=True, in_flight=True, blocking=blocking)
-    assert producer.flush(10) == 0
+    assert producer.flush(120) == 0
     assert outcomes.codes <= {KafkaError._PURGE_INFLIGHT, KafkaError._PURGE_QUEUE}
     assert KafkaError._PURGE_INFLIGHT in outcomes.codes
     assert len(outcomes.all) == 20
-    assert receipt.wait(10)
+    assert receipt.wait(120)
     assert receipt.failed == 10
     assert wait_for(lambda: producer._runtime.memory == 0)
     cluster.set_rtt(0)
@@ -1121,25 +1138,22 @@ def test_linger_is_served_once_and_flush_ends_it(cluster: MockCluster, make: Cal
     outcomes = Outcomes()
     start = time.monotonic()
     producer.produce("t", b"v", on_delivery=outcomes)
-    while not outcomes.all and time.monotonic() - start < 30:
-        producer.poll(1)
-    assert 0.25 <= time.monotonic() - start < 5
-    patient = make(linger_ms=60_000)
+    assert wait_for(lambda: producer.poll(1) >= 0 and bool(outcomes.all))
+    assert time.monotonic() - start >= 0.25
+    patient = make(linger_ms=900_000)  # beyond what flush() waits for
     warm(patient)
-    start = time.monotonic()
     patient.produce("t", b"v")
-    assert patient.flush(30) == 0
-    assert time.monotonic() - start < 20
+    assert patient.flush(HANG) == 0
 
 
 def test_a_full_batch_does_not_linger(cluster: MockCluster, make: Callable[..., Producer]) -> None:
-    producer = make(linger_ms=60_000, sticky_batch_size=20_000)
+    producer = make(linger_ms=900_000, sticky_batch_size=20_000)
     warm(producer)
     before = written(cluster)
     for _ in range(100):
         producer.produce("t", b"x" * 1000, partition=0)
     assert wait_for(lambda: written(cluster) > before)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
 
 
 # ---- transactions
@@ -1148,7 +1162,7 @@ def test_a_full_batch_does_not_linger(cluster: MockCluster, make: Callable[..., 
 @pytest.fixture
 def transactional(make: Callable[..., Producer]) -> Producer:
     producer = make(transactional_id="tx", linger_ms=5)
-    producer.init_transactions(30)
+    producer.init_transactions(120)
     return producer
 
 
@@ -1159,10 +1173,10 @@ def test_a_committed_transaction_is_delivered(cluster: MockCluster, transactiona
         for n in range(10):
             transactional.produce("t", b"%d-%d" % (number, n), on_delivery=outcomes)
         receipt = transactional.produce_many("t", [b"bulk" * 500] * 5)
-        transactional.commit_transaction(30)
-        assert receipt.wait(10)
+        transactional.commit_transaction(120)
+        assert receipt.wait(120)
         assert receipt.acknowledged == 5
-    transactional.flush(30)
+    transactional.flush(120)
     assert len(outcomes.all) == 30
     assert outcomes.codes == {None}
     assert Counter(values(cluster)) == Counter(
@@ -1173,23 +1187,23 @@ def test_a_committed_transaction_is_delivered(cluster: MockCluster, transactiona
 
 def test_an_aborted_transaction_drops_what_was_waiting(cluster: MockCluster, make: Callable[..., Producer]) -> None:
     producer = make(transactional_id="tx2", linger_ms=60_000)
-    producer.init_transactions(30)
+    producer.init_transactions(120)
     outcomes = Outcomes()
     producer.begin_transaction()
     for _ in range(10):
         producer.produce("t", b"gone", on_delivery=outcomes)
     receipt = producer.produce_many("t", [b"x" * 2000] * 5)
-    producer.abort_transaction(30)
-    producer.flush(30)
+    producer.abort_transaction(120)
+    producer.flush(120)
     assert len(outcomes.all) == 10
     assert outcomes.codes == {KafkaError._PURGE_QUEUE}
-    assert receipt.wait(10)
+    assert receipt.wait(120)
     assert receipt.failed == 5
     assert values(cluster) == []
     producer.begin_transaction()
     producer.produce("t", b"kept", on_delivery=outcomes)
-    producer.commit_transaction(30)
-    producer.flush(30)
+    producer.commit_transaction(120)
+    producer.flush(120)
     assert outcomes.all[-1] == (b"kept", None)
     assert producer._runtime.memory == 0
 
@@ -1205,7 +1219,7 @@ def test_producing_outside_a_transaction_is_refused(transactional: Producer) -> 
     assert len(transactional) == 0
     transactional.begin_transaction()
     transactional.produce("t", b"v")
-    transactional.commit_transaction(30)
+    transactional.commit_transaction(120)
     with pytest.raises(KafkaException):
         transactional.produce("t", b"v")
 
@@ -1217,7 +1231,7 @@ def test_transactions_without_id_are_refused_by_librdkafka(make: Callable[..., P
     with pytest.raises(KafkaException):
         producer.begin_transaction()
     producer.produce("t", b"v")
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
 
 
 def test_a_failed_record_fails_the_commit(cluster: MockCluster, transactional: Producer) -> None:
@@ -1226,27 +1240,27 @@ def test_a_failed_record_fails_the_commit(cluster: MockCluster, transactional: P
     outcomes = Outcomes()
     transactional.produce("t", b"v", partition=0, on_delivery=outcomes)
     with pytest.raises(KafkaException) as raised:
-        transactional.commit_transaction(30)
+        transactional.commit_transaction(120)
     assert raised.value.args[0].txn_requires_abort()
-    transactional.abort_transaction(30)
-    transactional.flush(30)
+    transactional.abort_transaction(120)
+    transactional.flush(120)
     assert outcomes.all == [(b"v", KafkaError.INVALID_RECORD)]
     assert transactional._runtime.memory == 0
 
 
 def test_a_record_without_partition_fails_the_commit(cluster: MockCluster, transactional: Producer) -> None:
     transactional.begin_transaction()
-    cluster.set_rtt(300)  # the first record asks for metadata; the second is here before the answer
+    cluster.down()  # the first record asks for metadata; the second is here before the answer
     transactional.produce("t", b"good", partition=0)
     transactional.produce("t", b"bad", partition=99)  # refused when metadata arrives
-    cluster.set_rtt(0)
+    cluster.up()
     with pytest.raises(KafkaException) as raised:
-        transactional.commit_transaction(30)
+        transactional.commit_transaction(120)
     assert raised.value.args[0].txn_requires_abort()
-    transactional.abort_transaction(30)
+    transactional.abort_transaction(120)
     transactional.begin_transaction()
     transactional.produce("t", b"again", partition=1)
-    transactional.commit_transaction(30)
+    transactional.commit_transaction(120)
     assert b"again" in values(cluster)
     assert transactional._runtime.memory == 0
 
@@ -1290,11 +1304,12 @@ def test_timeouts_and_a_full_buffer_say_why_brokers_cannot_be_reached() -> None:
     options = {"bootstrap.servers": "127.0.0.1:1", "message.timeout.ms": 1000, "buffer.memory": 65_536, "log_level": 0}
     reasons: list[str] = []
     with Producer({**options, "max.block.ms": 300}) as producer:
+        assert wait_for(lambda: producer._runtime.trouble() is not None)
         producer.produce("t", b"v", on_delivery=lambda error, message: reasons.append(error.str()))
         receipt = producer.produce_many("t", [b"w"])
         with pytest.raises(BufferError, match="Connection refused"):
             send_many(producer, 1000)
-        assert producer.flush(30) == 0
+        assert producer.flush(120) == 0
     assert [reason.split(": ")[1] for reason in reasons] == ["Message timed out"]
     assert "Connection refused" in reasons[0]
     assert "Connection refused" in receipt.errors[0].error.str()
@@ -1307,7 +1322,7 @@ def test_a_reason_is_forgotten_once_records_are_acknowledged_again(cluster: Mock
     producer.produce("t", b"v", partition=0)
     assert wait_for(lambda: producer._runtime.trouble() is not None)
     cluster.up()
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert producer._runtime.trouble() is None
     producer.close()
 

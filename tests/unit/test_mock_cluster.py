@@ -11,10 +11,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
 from confluent_kafka import KafkaError, Producer
 
@@ -38,7 +38,7 @@ def producer(cluster: Cluster, **options: object) -> Producer:
     )
 
 
-def send(client: Producer, topic: str, value: bytes, partition: int = 0, timeout: float = 30.0) -> KafkaError | None:
+def send(client: Producer, topic: str, value: bytes, partition: int = 0, timeout: float = 120.0) -> KafkaError | None:
     outcome: list[KafkaError | None] = []
     client.produce(topic, value, partition=partition, on_delivery=lambda error, _: outcome.append(error))
     client.flush(timeout)
@@ -46,7 +46,7 @@ def send(client: Producer, topic: str, value: bytes, partition: int = 0, timeout
     return outcome[0]
 
 
-def wait_until(condition: Callable[[], bool], timeout: float = 20.0) -> bool:
+def wait_until(condition: Callable[[], bool], timeout: float = 120.0) -> bool:
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         if condition():
@@ -56,14 +56,9 @@ def wait_until(condition: Callable[[], bool], timeout: float = 20.0) -> bool:
 
 
 def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program), *arguments],
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        timeout=60,
-    )
+    finished = programs.run("-W", "ignore", "-c", textwrap.dedent(program), *arguments, env=ENVIRONMENT)
+    finished.check_returncode()
+    return finished
 
 
 def is_alive(pid: int) -> bool:
@@ -80,7 +75,7 @@ def test_records_come_back_in_order(cluster: Cluster) -> None:
     client = producer(cluster)
     for number in range(300):
         client.produce("events", str(number).encode(), key=b"k%d" % number, partition=number % 3)
-    assert client.flush(30) == 0
+    assert client.flush(120) == 0
     records = cluster.records("events")
     assert [(r.partition(), r.offset()) for r in records] == [(p, o) for p in range(3) for o in range(100)]
     assert [int(r.value()) for r in records] == [p + 3 * o for p in range(3) for o in range(100)]
@@ -95,10 +90,10 @@ def test_an_empty_topic_reads_as_empty(cluster: Cluster) -> None:
 
 def test_transactions_can_be_read(cluster: Cluster) -> None:
     client = producer(cluster, **{"transactional.id": "t"})
-    client.init_transactions(30)
+    client.init_transactions(120)
     client.begin_transaction()
     client.produce("events", b"in a transaction", partition=1)
-    client.commit_transaction(30)
+    client.commit_transaction(120)
     assert [r.value() for r in cluster.records("events")] == [b"in a transaction"]
 
 
@@ -106,7 +101,7 @@ def test_a_partition_keeps_only_its_tail(cluster: Cluster) -> None:
     client = producer(cluster, **{"batch.num.messages": 100})
     for _ in range(2_000):
         client.produce("events", bytes(10_000), partition=0)
-    assert client.flush(60) == 0
+    assert client.flush(120) == 0
     low, high = cluster.watermarks("events")[0]
     assert high == 2_000
     assert 0 < low < high
@@ -120,7 +115,7 @@ def test_another_process_can_connect(cluster: Cluster) -> None:
         from confluent_kafka import Producer
         client = Producer({"bootstrap.servers": sys.argv[1]})
         client.produce("events", b"from outside", partition=2)
-        sys.exit(client.flush(30))
+        sys.exit(client.flush(120))
     """
     run(program, cluster.bootstrap_servers)
     assert [r.value() for r in cluster.records("events")] == [b"from outside"]
@@ -140,7 +135,7 @@ def test_brokers_and_addresses(cluster: Cluster) -> None:
 def test_leaders_are_spread_evenly_over_replicas(factor: int | None) -> None:
     with MockCluster(3) as cluster:
         cluster.create_topic("spread", 12, factor)
-        metadata = producer(cluster).list_topics(timeout=30).topics["spread"].partitions
+        metadata = producer(cluster).list_topics(timeout=120).topics["spread"].partitions
         assert Counter(p.leader for p in metadata.values()) == {1: 4, 2: 4, 3: 4}
         assert all(p.leader in p.replicas and len(p.replicas) == (factor or 3) for p in metadata.values())
         assert [cluster.leader_of("spread", p) for p in range(3)] == [metadata[p].leader for p in range(3)]
@@ -155,7 +150,8 @@ def test_a_moved_leader_receives_the_records(cluster: Cluster) -> None:
     assert cluster.leader_of("events", 0) == new
     cluster.start_tracking()
     assert send(client, "events", b"after") is None
-    assert cluster.stop_tracking()[-1] == Request(new, "Produce", pytest.approx(time.monotonic(), abs=30))
+    last = [request for request in cluster.stop_tracking() if request.api == "Produce"][-1]
+    assert last == Request(new, "Produce", pytest.approx(time.monotonic(), abs=600))
     assert [r.value() for r in cluster.records("events")] == [b"before", b"after"]
 
 
@@ -168,7 +164,7 @@ def test_a_leaderless_partition_waits_for_a_leader(cluster: Cluster, nobody: int
     client.produce("events", b"patient", partition=0)
     assert client.flush(1) == 1
     cluster.set_leader("events", 0, 2)
-    assert client.flush(30) == 0
+    assert client.flush(120) == 0
     assert [r.value() for r in cluster.records("events")] == [b"warm", b"patient"]
 
 
@@ -182,16 +178,16 @@ def test_questions_do_not_create_topics(cluster: Cluster) -> None:
     ):
         with pytest.raises(ValueError, match=r"no topic 'nowhere'; create_topic\('nowhere'\)"):
             question()
-    assert set(producer(cluster).list_topics(timeout=30).topics) == {"events"}
+    assert set(producer(cluster).list_topics(timeout=120).topics) == {"events"}
 
 
 def test_topic_error_lasts_until_cleared(cluster: Cluster) -> None:
     cluster.topic_error("events", "TOPIC_AUTHORIZATION_FAILED")
-    error = producer(cluster).list_topics(timeout=30).topics["events"].error
+    error = producer(cluster).list_topics(timeout=120).topics["events"].error
     assert error is not None
     assert error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
     cluster.topic_error("events", None)
-    assert producer(cluster).list_topics(timeout=30).topics["events"].error is None
+    assert producer(cluster).list_topics(timeout=120).topics["events"].error is None
 
 
 # brokers
@@ -229,7 +225,7 @@ def test_delivery_resumes_when_a_broker_returns(cluster: Cluster, all_brokers: b
     client.produce("events", b"meanwhile", partition=0)
     assert client.flush(1) == 1
     cluster.up(broker)
-    assert client.flush(60) == 0
+    assert client.flush(120) == 0
     assert [r.value() for r in cluster.records("events")] == [b"before", b"meanwhile"]
 
 
@@ -326,7 +322,7 @@ def test_requests_are_tracked(cluster: Cluster) -> None:
     (sent,) = cluster.requests("Produce")
     assert cluster.requests(0) == [sent]
     assert sent.broker == cluster.leader_of("events", 0)
-    assert sent.timestamp == pytest.approx(time.monotonic(), abs=60)
+    assert sent.timestamp == pytest.approx(time.monotonic(), abs=600)
     cluster.clear_requests()
     assert cluster.requests("Produce") == []
     assert send(client, "events", b"two") is None
@@ -429,7 +425,7 @@ def test_close_waits_for_other_threads() -> None:
         time.sleep(0.01)
         cluster.close()
         for thread in threads:
-            thread.join(30)
+            thread.join(120)
             assert not thread.is_alive()
         assert surprises == []
 
@@ -492,29 +488,18 @@ def test_the_process_ends_with_a_killed_parent(fork_survives: bool) -> None:
         from fastprod.testing import MockClusterProcess
         cluster = MockClusterProcess(1)
         if {fork_survives} and os.fork() == 0:
-            time.sleep(20)
+            time.sleep(3600)
             os._exit(0)
         print(cluster.pid, flush=True)
-        time.sleep(60)
+        time.sleep(3600)
     """
-    parent = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=ENVIRONMENT,
-        start_new_session=True,
-    )
-    try:
+    with programs.started("-W", "ignore", "-c", textwrap.dedent(program), env=ENVIRONMENT) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         assert is_alive(pid)
         parent.kill()
         parent.wait()
         assert wait_until(lambda: not is_alive(pid))
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(parent.pid, signal.SIGKILL)
-        parent.stdout.close()
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads in /proc")
@@ -569,13 +554,8 @@ def test_the_plugin_costs_nothing_until_used(tmp_path: Path) -> None:
                 assert mock_cluster.brokers == (1, 2)
         """)
     )
-    finished = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--strict-markers", "-p", "no:cacheprovider", str(tmp_path)],
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=120,
+    finished = programs.run(
+        "-m", "pytest", "-q", "--strict-markers", "-p", "no:cacheprovider", tmp_path, cwd=tmp_path, env=ENVIRONMENT
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert "2 passed" in finished.stdout

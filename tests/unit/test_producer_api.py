@@ -58,7 +58,7 @@ def outcome(producer: confluent_kafka.Producer, *args: Any, **kwargs: Any) -> tu
     """Produces one record and returns what its callback got."""
     got: list[tuple[KafkaError | None, Any]] = []
     producer.produce(*args, on_delivery=lambda error, message: got.append((error, message)), **kwargs)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert len(got) == 1
     return got[0]
 
@@ -72,7 +72,7 @@ def java_partition(key: bytes, partitions: int = PARTITIONS) -> int:
 
 
 def wait_for(condition: Callable[[], bool], step: Callable[[], object] = lambda: time.sleep(0.01)) -> bool:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not condition() and time.monotonic() < deadline:
         step()
     return condition()
@@ -205,7 +205,7 @@ def test_a_mutable_value_is_copied_at_the_call(cluster: MockCluster, make: Calla
     value = bytearray(b"x" * 5000)
     producer.produce("t", value)
     value[:] = b"y" * 5000
-    producer.flush(30)
+    producer.flush(120)
     assert stored(cluster) == [(None, b"x" * 5000)]
 
 
@@ -243,7 +243,7 @@ def test_records_of_every_size_arrive(cluster: MockCluster, make: Callable[..., 
     producer = make()
     for _ in range(3):
         producer.produce("t", value, key=b"k")
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert stored(cluster) == [(b"k", value)] * 3
 
 
@@ -300,7 +300,7 @@ def test_records_with_and_without_headers_keep_their_order(cluster: MockCluster,
     producer = make()
     for n in range(200):
         producer.produce("t", b"%d" % n, partition=0, headers={"n": b"%d" % n} if n % 3 == 0 else None)
-    producer.flush(30)
+    producer.flush(120)
     records = cluster.records("t")
     assert [record.value() for record in records] == [b"%d" % n for n in range(200)]
     assert [record.headers() for record in records] == [[("n", b"%d" % n)] if n % 3 == 0 else None for n in range(200)]
@@ -313,7 +313,7 @@ def test_timestamps_are_stored(cluster: MockCluster, make: Callable[..., Produce
     producer.produce("t", b"1", partition=0, timestamp=1)
     producer.produce("t", b"2", partition=0)
     producer.produce("t", b"3", partition=0, timestamp=0)
-    producer.flush(30)
+    producer.flush(120)
     after = int(time.time() * 1000)
     stamps = [record.timestamp() for record in cluster.records("t")]
     assert stamps[0] == (confluent_kafka.TIMESTAMP_CREATE_TIME, 1_700_000_000_000)
@@ -341,7 +341,7 @@ def test_an_unknown_partition_is_told(make: Callable[..., Producer]) -> None:
     assert raised.value.args[0].code() == KafkaError._UNKNOWN_PARTITION
     with pytest.raises(KafkaException):
         producer.produce("t", b"v", partition=-2)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert producer._runtime.memory == 0
 
 
@@ -354,7 +354,7 @@ def test_an_unknown_partition_before_metadata_fails_that_record_only(make: Calla
 
     for n, partition in enumerate([0, 77, 0]):
         producer.produce("t", b"%d" % n, partition=partition, on_delivery=note)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert sorted(got) == [(b"0", None), (b"1", KafkaError._UNKNOWN_PARTITION), (b"2", None)]
 
 
@@ -363,7 +363,7 @@ def test_keys_go_where_java_puts_them(cluster: MockCluster, make: Callable[..., 
     producer = make()
     for key in keys:
         producer.produce("t", b"v", key)
-    producer.flush(30)
+    producer.flush(120)
     placed = {record.key(): record.partition() for record in cluster.records("t")}
     assert placed == {key: java_partition(key) for key in keys}
 
@@ -396,7 +396,7 @@ def test_offsets_reported_are_those_of_the_log(cluster: MockCluster, make: Calla
 
     for n in range(2000):
         producer.produce("t", b"%d" % n, b"k%d" % (n % 50), on_delivery=note)
-    producer.flush(30)
+    producer.flush(120)
     assert told == {(r.partition(), r.offset()): r.value() for r in cluster.records("t")}
 
 
@@ -405,7 +405,7 @@ def test_callbacks_of_a_partition_come_in_order(make: Callable[..., Producer]) -
     got: list[int] = []
     for n in range(5000):
         producer.produce("t", b"v", partition=1, callback=lambda _error, _message, n=n: got.append(n))
-    producer.flush(30)
+    producer.flush(120)
     assert got == list(range(5000))
 
 
@@ -414,7 +414,7 @@ def test_callback_is_another_name_for_on_delivery(make: Callable[..., Producer])
     got: list[str] = []
     producer.produce("t", b"v", callback=lambda *_: got.append("callback"))
     producer.produce("t", b"v", None, -1, lambda *_: got.append("position"))
-    producer.flush(30)
+    producer.flush(120)
     assert sorted(got) == ["callback", "position"]
     with pytest.raises(TypeError):
         producer.produce("t", b"v", on_delivery="not callable")
@@ -425,7 +425,7 @@ def test_on_delivery_of_the_configuration_is_the_default(make: Callable[..., Pro
     producer = make({"on_delivery": lambda _error, message: got.append("default " + message.value().decode())})
     producer.produce("t", b"a")
     producer.produce("t", b"b", on_delivery=lambda _error, message: got.append("own " + message.value().decode()))
-    producer.flush(30)
+    producer.flush(120)
     assert sorted(got) == ["default a", "own b"]
 
 
@@ -433,11 +433,11 @@ def test_delivery_report_only_error(cluster: MockCluster, make: Callable[..., Pr
     got: list[int] = []
     producer = make({"delivery.report.only.error": True, "on_delivery": lambda error, _: got.append(error.code())})
     producer.produce("t", b"good", partition=0)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert got == []
     cluster.push_errors("Produce", "TOPIC_AUTHORIZATION_FAILED")
     producer.produce("t", b"bad", partition=0)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert got == [KafkaError.TOPIC_AUTHORIZATION_FAILED]
     assert len(producer) == 0
     assert producer._runtime.memory == 0
@@ -467,7 +467,7 @@ def test_a_callback_may_produce_poll_and_flush(cluster: MockCluster, make: Calla
     producer.produce("t", b"0", on_delivery=again)
     assert wait_for(lambda: len(got) == 5, lambda: producer.flush(1))
     assert sorted(got) == [b"%d" % n for n in range(5)]
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert len(producer) == 0
 
 
@@ -482,7 +482,7 @@ def test_callbacks_are_released_after_they_ran(make: Callable[..., Producer]) ->
         producer.produce("t", b"v", on_delivery=callback)
     del callback
     callbacks.clear()
-    producer.flush(30)
+    producer.flush(120)
     gc.collect()
     assert [ref() for ref in watch] == [None] * 10
 
@@ -507,7 +507,7 @@ def test_produce_batch_honours_every_field(cluster: MockCluster, make: Callable[
     ]
     accepted = producer.produce_batch("t", messages, partition=2, on_delivery=lambda *_: got.append("default"))
     assert accepted == 4
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     found = {(r.partition(), r.key(), r.value()): r for r in cluster.records("t")}
     assert set(found) == {(1, None, b"a"), (2, b"k", b"b"), (0, b"c", None), (2, None, None)}
     assert found[1, None, b"a"].headers() == [("h", b"x")]
@@ -527,7 +527,7 @@ def test_produce_batch_notes_refused_messages(cluster: MockCluster, make: Callab
         {"value": b"4"},
     ]
     assert producer.produce_batch("t", messages) == 2
-    producer.flush(30)
+    producer.flush(120)
     assert [message["_error"].code() if "_error" in message else None for message in messages] == [
         None,
         KafkaError.MSG_SIZE_TOO_LARGE,
@@ -598,7 +598,7 @@ def test_len_counts_records_and_due_callbacks(make: Callable[..., Producer]) -> 
     for _ in range(3):
         producer.produce("t", b"v", on_delivery=lambda *_: None)
     assert len(producer) == 3
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert len(producer) == 0
 
 
@@ -614,12 +614,12 @@ def test_len_still_counts_a_callback_that_waits(make: Callable[..., Producer]) -
 def test_flush_tells_how_many_are_left(cluster: MockCluster, make: Callable[..., Producer]) -> None:
     producer = make()
     outcome(producer, "t", b"warm")
-    cluster.set_rtt(3000)
+    cluster.down()
     for _ in range(4):
         producer.produce("t", b"v")
     assert producer.flush(0.05) == 4
-    cluster.set_rtt(0)
-    assert producer.flush(30) == 0
+    cluster.up()
+    assert producer.flush(120) == 0
     assert producer.flush() == 0
     assert producer.flush(timeout=None) == 0
 
@@ -631,7 +631,7 @@ def test_purge_gives_up_waiting_records(cluster: MockCluster, make: Callable[...
     for _ in range(10):
         producer.produce("t", b"v", on_delivery=lambda error, _: codes.append(error.code()))
     producer.purge()
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert codes == [KafkaError._PURGE_QUEUE] * 10
     assert producer._runtime.memory == 0
     assert stored(cluster) == [(None, b"warm")]
@@ -643,14 +643,14 @@ def test_purge_with_nothing_selected_changes_nothing(cluster: MockCluster, make:
     producer.produce("t", b"v")
     producer.purge(in_queue=False, in_flight=False)
     producer.purge(in_queue=False, in_flight=True, blocking=False)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert stored(cluster) == [(None, b"v")]
 
 
 def test_list_topics(make: Callable[..., Producer]) -> None:
     producer = make()
-    assert len(producer.list_topics("t", timeout=30).topics["t"].partitions) == PARTITIONS
-    assert len(producer.list_topics(timeout=30).brokers) == 2
+    assert len(producer.list_topics("t", timeout=120).topics["t"].partitions) == PARTITIONS
+    assert len(producer.list_topics(timeout=120).brokers) == 2
 
 
 def test_close_flushes_and_is_final(cluster: MockCluster) -> None:
@@ -742,7 +742,7 @@ def test_logger_gets_librdkafkas_log_in_poll(cluster: MockCluster) -> None:
     logger = logging.Logger("test", logging.DEBUG)
     logger.addHandler(Keep())
     with Producer({"bootstrap.servers": cluster.bootstrap_servers, "debug": "broker", "logger": logger}) as producer:
-        producer.list_topics(timeout=30)
+        producer.list_topics(timeout=120)
         time.sleep(0.1)
         assert wait_for(lambda: bool(lines), lambda: producer.poll(0.1))
     assert {ident for _, ident in lines} == {threading.get_ident()}
@@ -897,7 +897,7 @@ def test_compression_passes_through(cluster: MockCluster, make: Callable[..., Pr
     producer = make({"compression.type": codec})
     for n in range(100):
         producer.produce("t", b"%d" % n * 50, partition=0)
-    producer.flush(30)
+    producer.flush(120)
     assert stored(cluster) == [(None, b"%d" % n * 50) for n in range(100)]
 
 
@@ -922,7 +922,7 @@ def test_librdkafkas_partitioners_keep_their_placement(cluster: MockCluster, nam
         producer = kind(conf(cluster, partitioner=name))
         for key in keys:
             producer.produce("t", b"v", key, on_delivery=lambda _, m: placed.__setitem__(m.key(), m.partition()))
-        assert producer.flush(30) == 0
+        assert producer.flush(120) == 0
         producer.close()
         return placed
 
@@ -948,13 +948,13 @@ def test_librdkafkas_partitioner_with_every_kind_of_record(cluster: MockCluster,
         headers = {"n": b"%d" % n} if n % 7 == 0 else None
         producer.produce("t", value, key, partition, headers=headers, on_delivery=note)
         wanted.append((None, key, value, headers and [("n", b"%d" % n)]))
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert sorted(got, key=repr) == sorted(wanted, key=repr)
     read = [(None, r.key(), r.value(), r.headers()) for r in cluster.records("t")]
     assert sorted(read, key=repr) == sorted(wanted, key=repr)
     assert producer._runtime.memory == 0
     many = producer.produce_many("t", [b"y" * 2000] * 50 + [None, b""], keys=[b"k"] * 52)
-    assert many.wait(30)
+    assert many.wait(120)
     assert many.acknowledged == 52
 
 
@@ -973,10 +973,10 @@ def test_a_python_partitioner_decides(cluster: MockCluster, make: Callable[..., 
     for n in range(20):
         producer.produce("t", b"x" * n, key=b"k")
     producer.produce("t", b"fixed", partition=4)
-    producer.flush(30)
+    producer.flush(120)
     for n in range(20):
         producer.produce("t", b"y" * n)
-    producer.flush(30)
+    producer.flush(120)
     assert all(
         record.partition() == (4 if record.value() == b"fixed" else len(record.value()) % PARTITIONS)
         for record in cluster.records("t")
@@ -989,7 +989,7 @@ def test_a_python_partitioner_decides(cluster: MockCluster, make: Callable[..., 
 def test_a_python_partitioner_serves_bulk_calls(cluster: MockCluster, make: Callable[..., Producer]) -> None:
     producer = make({"partitioner": ByLength()})
     receipt = producer.produce_many("t", [b"x" * n for n in range(30)])
-    assert receipt.wait(30)
+    assert receipt.wait(120)
     assert {partition: extent.records for (_, partition), extent in receipt.extents.items()} == dict.fromkeys(
         range(5), 6
     )
@@ -1003,7 +1003,7 @@ def refusal(producer: Producer, kind: type[Exception]) -> Exception:
             producer.produce("t", b"v")
         except kind as problem:
             return problem
-        producer.flush(30)  # accepted before they were known, it has failed meanwhile
+        producer.flush(120)  # accepted before they were known, it has failed meanwhile
     raise AssertionError("it was never refused")
 
 
@@ -1062,7 +1062,7 @@ def test_a_raising_python_partitioner_fails_records_that_waited_for_metadata(
             producer.produce("t", value, on_delivery=note)
         except LookupError:  # metadata was quicker than we
             refused += 1
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert got[b"a"] is None
     assert got[b"b"] is None
     assert refused == 1 or got[b"bad"] is not None
@@ -1076,7 +1076,7 @@ def test_round_robin_takes_every_partition_in_turn(cluster: MockCluster, make: C
 
     for n in range(50):
         producer.produce("t", b"v", on_delivery=lambda _, m, n=n: order.__setitem__(n, m.partition()))
-    producer.flush(30)
+    producer.flush(120)
     placed = [order[n] for n in range(50)]
     for start in range(50 - PARTITIONS):
         assert sorted(placed[start : start + PARTITIONS]) == list(range(PARTITIONS))
@@ -1086,15 +1086,15 @@ def test_round_robin_takes_every_partition_in_turn(cluster: MockCluster, make: C
 def test_sticky_policies_stay_with_a_partition_for_a_while(
     cluster: MockCluster, make: Callable[..., Producer], policy: str
 ) -> None:
-    producer = make({"partitioner": policy, "sticky.batch.size": 10_000, "linger.ms": 50})
+    producer = make({"partitioner": policy, "sticky.batch.size": 10_000, "linger.ms": 900_000})
     outcome(producer, "t", b"warm", partition=0)
     order: dict[int, int] = {}
     total = 5000
     for n in range(total):
         producer.produce("t", b"x" * 100, on_delivery=lambda _, m, n=n: order.__setitem__(n, m.partition()))
         if n % 500 == 499:
-            producer.flush(30)
-    producer.flush(30)
+            producer.flush(120)
+    producer.flush(120)
     placed = [order[n] for n in range(total)]
     switches = sum(a != b for a, b in pairwise(placed))
     assert 10 <= switches <= total // 20
@@ -1104,7 +1104,7 @@ def test_sticky_policies_stay_with_a_partition_for_a_while(
 def test_uniform_is_uniform_in_the_long_run(cluster: MockCluster, make: Callable[..., Producer]) -> None:
     producer = make({"sticky.batch.size": 1000, "partitioner.adaptive.partitioning.enable": False})
     outcome(producer, "t", b"warm", partition=0)
-    assert producer.produce_many("t", [b"x" * 50] * 100_000).wait(60)
+    assert producer.produce_many("t", [b"x" * 50] * 100_000).wait(120)
     counts = [high for _, high in cluster.watermarks("t").values()]
     assert min(counts) > 0.8 * 20_000
     assert max(counts) < 1.2 * 20_000
@@ -1115,7 +1115,7 @@ def test_ignored_keys_do_not_place(cluster: MockCluster, make: Callable[..., Pro
     outcome(producer, "t", b"warm", partition=0)
     for _ in range(PARTITIONS):
         producer.produce("t", b"v", b"same")
-    producer.flush(30)
+    producer.flush(120)
     assert Counter(r.partition() for r in cluster.records("t") if r.key()) == dict.fromkeys(range(PARTITIONS), 1)
 
 
@@ -1126,7 +1126,7 @@ def test_key_less_records_avoid_partitions_without_leader(make: Callable[..., Pr
     partitions = Counter[int]()
     for _ in range(200):
         producer.produce("t", b"x" * 100, on_delivery=lambda _, m: partitions.update([m.partition()]))
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert set(partitions) == {2, 3, 4}
 
 

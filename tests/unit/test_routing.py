@@ -30,7 +30,7 @@ def producer(cluster: MockCluster, partitioner: object, **more) -> Producer:
 def send(target: Producer, count: int, topic: str = TOPIC) -> None:
     for _ in range(count):
         target.produce(topic, b"v")
-    assert target.flush(30) == 0
+    assert target.flush(120) == 0
 
 
 def opened(target: Producer, topic: str = TOPIC) -> set[int]:
@@ -292,7 +292,7 @@ def test_eight_threads_elect_at_once_and_open_each_partition_once(mock_cluster: 
             thread.start()
         for thread in threads:
             thread.join()
-        assert one.flush(30) == 0
+        assert one.flush(120) == 0
         partitions = one.stats().topics[TOPIC].partitions
         assert len(partitions) == 64
         assert {part.records for part in partitions.values()} == {125}
@@ -304,7 +304,7 @@ def test_a_forbidden_topic_fails_its_records_and_is_asked_about_again(mock_clust
     errors = []
     with producer(mock_cluster, PartialRoundRobin(2)) as one:
         one.produce(TOPIC, b"v", on_delivery=lambda error, message: errors.append(error))
-        one.flush(30)
+        one.flush(120)
         assert [error.name() for error in errors] == ["TOPIC_AUTHORIZATION_FAILED"]
         assert one.stats().topics[TOPIC].partitions == {}
         mock_cluster.topic_error(TOPIC, None)
@@ -316,5 +316,5 @@ def test_a_forbidden_topic_fails_its_records_and_is_asked_about_again(mock_clust
 def test_bulk_calls_use_it_too(mock_cluster: MockCluster) -> None:
     with producer(mock_cluster, PartialRoundRobin(3, seed=6)) as one:
         receipt = one.produce_many(TOPIC, [b"v"] * 3000)
-        assert receipt.wait(30)
+        assert receipt.wait(120)
         assert sorted(extent.records for extent in receipt.extents.values()) == [1000, 1000, 1000]

@@ -166,7 +166,7 @@ def test_where_librdkafka_chooses_partitions_are_counted_by_its_reports(
         for number in range(500):
             one.produce(TOPIC, b"v", str(number).encode())
         one.produce_many(TOPIC, [b"w"] * 500)
-        assert one.flush(30) == 0
+        assert one.flush(120) == 0
         if transactional:
             one.commit_transaction()
         partitions = one.stats().topics[TOPIC].partitions
@@ -243,7 +243,7 @@ def test_records_sent_again_are_known_by_partition_with_librdkafkas_next_statist
         for _ in range(25):
             one.produce(TOPIC, b"v", partition=2)
         one.flush()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while one.stats().topics[TOPIC].partitions[2].retries < 25 and time.monotonic() < deadline:
             time.sleep(0.02)
         retries = {number: part.retries for number, part in one.stats().topics[TOPIC].partitions.items()}
@@ -254,7 +254,7 @@ def test_records_sent_again_are_known_by_partition_with_librdkafkas_next_statist
 def test_statistics_reach_a_callback_only_if_it_asked_for_them(mock_cluster: MockCluster) -> None:
     told = []
     with producer(mock_cluster, stats_cb=told.append, **{"statistics.interval.ms": 20}) as one:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not told and time.monotonic() < deadline:
             one.poll(0.05)
     assert json.loads(told[0])["type"] == "producer"
@@ -282,7 +282,8 @@ def test_failed_records_are_errors(mock_cluster: MockCluster) -> None:
 
 @pytest.mark.mock_cluster(brokers=2, topics={TOPIC: 4})
 def test_weights_are_shares(mock_cluster: MockCluster) -> None:
-    with producer(mock_cluster) as one:
+    # Adaptive ones would differ if this machine gave one of the brokers less to do with; see test_accumulator.
+    with producer(mock_cluster, **{"partitioner.adaptive.partitioning.enable": False}) as one:
         one.produce_many(TOPIC, [b"v" * 100] * 20_000).wait()
         weights = [part.weight for part in one.stats().topics[TOPIC].partitions.values()]
     assert weights == [0.25] * 4
@@ -333,7 +334,7 @@ def test_looks_while_it_works_never_tell_of_retries_that_were_not() -> None:
             assert stats.retries == 0
             assert stats.records >= last
             last = stats.records
-        assert all(receipt.wait(60) for receipt in receipts)
+        assert all(receipt.wait(120) for receipt in receipts)
         assert one.stats().records == 300_000
         assert len(list(itertools.chain(one.stats().topics[TOPIC].partitions))) == 12
 
@@ -350,7 +351,7 @@ def test_records_that_never_found_a_partition_are_errors(partitioner: str) -> No
     )
     for _ in range(7):
         one.produce(TOPIC, b"v")
-    assert one.flush(30) == 0
+    assert one.flush(120) == 0
     stats = one.stats()
     one.close()
     assert (stats.errors, stats.records, stats.queue_records, stats.topics[TOPIC].waiting) == (7, 0, 0, 0)
@@ -361,8 +362,10 @@ def test_records_that_never_found_a_partition_are_errors(partitioner: str) -> No
 
 def test_records_for_a_partition_that_metadata_does_not_know_are_errors() -> None:
     with MockClusterProcess(1, topics={TOPIC: 2}) as cluster, producer(cluster) as one:
+        cluster.down()
         for number in (0, 5, 1, 6):  # before metadata: all are accepted
             one.produce(TOPIC, b"v", partition=number)
+        cluster.up()
         one.flush()
         stats = one.stats()
         assert (stats.records, stats.errors, stats.queue_records) == (2, 2, 0)
@@ -389,7 +392,7 @@ def test_a_client_id_that_spoils_librdkafkas_statistics_spoils_no_others(mock_cl
     ) as one:
         one.produce(TOPIC, b"v")
         one.flush()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not told and time.monotonic() < deadline:
             one.poll(0.05)
         with pytest.raises(json.JSONDecodeError):
@@ -411,7 +414,7 @@ def test_a_request_repeated_for_a_partition_that_left_is_not_blamed_on_the_one_t
         one.produce(TOPIC, b"v", partition=1)
         one.flush()
         mock_cluster.set_leader(TOPIC, 1, 2)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while 2 not in one.stats().brokers or not one.stats().brokers[2].requests:
             assert time.monotonic() < deadline
             one.produce(TOPIC, b"v", partition=1)
