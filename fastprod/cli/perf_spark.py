@@ -16,6 +16,7 @@ import json
 import os
 import platform
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -56,6 +57,7 @@ HASH = 64  # letters of a SHA-256, of which values are made
 SLOW_SHARE = 5  # the slow loop gets one row in so many: rates are compared, and it would take minutes
 HEAP_MB = 1024  # for Spark itself
 HEAP_SHARE = 0.4  # of the heap that cached rows may fill; Spark gives them up to 0.6, the rest is for their overhead
+SETTLE_S = 30.0  # for a transaction's records to be seen
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -75,6 +77,24 @@ def _write_by_rows(df: DataFrame, topic: str, conf: Config) -> None:
     from fastprod.spark import write
 
     write(df, topic, conf, batch_rows=BATCH_ROWS)
+
+
+def _write_once(form: str) -> Callable[[DataFrame, str, Config], None]:
+    def send(df: DataFrame, topic: str, conf: Config) -> None:
+        from fastprod.spark import write
+
+        buckets = df.rdd.getNumPartitions() if form == "bucket" else None  # as many tasks as the others have
+        job = f"perf-{uuid.uuid4().hex}"
+        write(df, topic, conf, batch_rows=BATCH_ROWS, exactly_once=form, job_id=job, buckets=buckets)
+
+    return send
+
+
+def _write_again(df: DataFrame, topic: str, conf: Config) -> None:
+    """A job that was written before, the first time in the warm-up: its rows are read, compared and not sent."""
+    from fastprod.spark import write
+
+    write(df, topic, conf, batch_rows=BATCH_ROWS, exactly_once="task", job_id=f"perf-again-{os.getpid()}")
 
 
 def _sink(df: DataFrame, topic: str, options: Mapping[str, str]) -> None:
@@ -152,6 +172,11 @@ RIVALS = {
     ),
     "foreach": (Way("foreach", "foreachPartition, confluent", _foreach, share=SLOW_SHARE),),
     "hand-over": (Way("hand-over", "mapInArrow, rows dropped", _hand_over, arrives=False),),
+    "once": (
+        Way("once", 'exactly_once="task"', _write_once("task")),
+        Way("once", 'exactly_once="bucket"', _write_once("bucket")),
+        Way("once", '"task", written before', _write_again, arrives=False),
+    ),
 }
 
 
@@ -258,6 +283,8 @@ def spark(
     \b
     fastprod     fastprod.spark.write with batch_rows=10000, for rows as small as these
     write        the same without batch_rows: Spark adds up the bytes of a batch at every row
+    once         fastprod with exactly_once: a transaction for each task, for each bucket after a shuffle into as many
+                 buckets as tasks, and a job that was written before, whose rows are only compared
     spark-sink   Spark's own Kafka sink: with its defaults, and with fastprod's linger.ms and batch.size
     foreach      foreachPartition and a loop of confluent_kafka.Producer.produce()
     hand-over    Spark's part alone: rows come to Python as Arrow batches and are dropped
@@ -377,6 +404,10 @@ def _measure(way: Way, number: int, df: DataFrame, job: Job, target: Target, clo
         raise DeliveryError(f"{way.client} {way.call} failed: {_reason(problem)}") from None
     seconds, cpu, broker_cpu = clock.stop()
     missing = records - (target.written() - before) if way.arrives else 0
+    settled = time.monotonic() + SETTLE_S
+    while missing > 0 and time.monotonic() < settled:  # a commit is answered before everybody can see it
+        time.sleep(0.1)
+        missing = records - (target.written() - before)
     if missing > 0:
         raise DeliveryError(f"{missing} of {records} rows written by {way.client} {way.call} did not arrive")
     return Round(way, number, records, seconds, cpu, broker_cpu)

@@ -23,7 +23,7 @@ def perf_spark_command(*arguments: str) -> Result:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--compare", "flink"], "unknown contender 'flink'; known: write, spark-sink, foreach, hand-over"),
+        (["--compare", "flink"], "unknown contender 'flink'; known: write, spark-sink, foreach, hand-over, once"),
         (["--compare", "foreach,"], "unknown contender ''"),
         (["--num-records", "many"], "'many' is not a valid integer"),
         (["--num-records", "0"], "not in the range"),
