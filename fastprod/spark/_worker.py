@@ -17,7 +17,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from confluent_kafka import KafkaException
@@ -163,8 +162,8 @@ def in_task(sink: Sink, parts: Iterable[Part], hand_over: Callable[[Task, Part],
     report = TaskReport(number, attempt, started=time.time())
     source = iter(parts)
     for first in source:  # an empty partition needs no producer
-        parts = chain([first], source)
-        del first  # which would be kept until the task ends
+        parts = _again([first], source)
+        del first
         if sink.job is not None:
             return _once(sink, sink.job, parts, hand_over, report)
         try:
@@ -173,6 +172,13 @@ def in_task(sink: Sink, parts: Iterable[Part], hand_over: Callable[[Task, Part],
             discard(sink)
             raise
     return report
+
+
+def _again(taken: list[Part], others: Iterable[Part]) -> Iterator[Part]:
+    """Parts of which some were taken; chain() would keep those until the end of the task, and a part may be large."""
+    while taken:
+        yield taken.pop()
+    yield from others
 
 
 def _write(
@@ -223,11 +229,13 @@ def write_batches(sink: Sink, batches: Iterable[pa.RecordBatch]) -> TaskReport:
 
     def hand_over(task: Task, batch: pa.RecordBatch) -> None:
         check_topics(batch, sink.topic)
-        counts = held.counts(batch)
-        receipt = task.producer.produce_arrow(batch, sink.topic, receipt=None if counts else task.receipt(sink.topic))
-        task.produced(sink.topic, receipt)
-        if counts:
-            held.add(receipt, batch, task.check)
+        if not held.counts(batch):
+            receipt = task.producer.produce_arrow(batch, sink.topic, receipt=task.receipt(sink.topic))
+            task.produced(sink.topic, receipt)
+        else:
+            receipt = task.producer.produce_arrow(held.watched(batch), sink.topic)
+            task.produced(sink.topic, receipt)
+            held.add(receipt, batch.nbytes, task.check)
 
     return in_task(sink, (batch for batch in batches if batch.num_rows), hand_over)
 
