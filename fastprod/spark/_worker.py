@@ -17,7 +17,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
 from confluent_kafka import KafkaException
@@ -171,24 +170,16 @@ def in_task(
         # Without a task, parts are what somebody has at hand, and end where they end.
         given = TaskInput.find() if context is not None else None
         return _once(Once(sink, number), parts, hand_over, report, given, may_stop)
-    source = iter(parts)
-    for first in source:  # an empty partition needs no producer
-        parts = chain([first], source)
-        del first  # which would be kept until the task ends
-        try:
-            task = Task(borrow(sink), sink.topic, report)
-            _hand_all_over(task, parts, hand_over)
-            return task.finish()
-        except BaseException:
-            discard(sink)
-            raise
-    return report
-
-
-def _hand_all_over(task: Task, parts: Iterable[Part], hand_over: Callable[[Task, Part], None]) -> None:
-    for part in parts:
-        hand_over(task, part)
-        task.check()
+    task: Task | None = None  # an empty partition needs no producer
+    try:
+        for part in parts:
+            task = task or Task(borrow(sink), sink.topic, report)
+            hand_over(task, part)
+            task.check()
+        return report if task is None else task.finish()
+    except BaseException:
+        discard(sink)
+        raise
 
 
 def _once(
@@ -213,7 +204,9 @@ def _once(
             task.writes = marker is None
             if task.writes:
                 producer.begin_transaction()
-            _hand_all_over(task, parts, hand_over)
+            for part in parts:
+                hand_over(task, part)
+                task.check()
             if given is not None:
                 given.check_end(may_stop=may_stop)
             assert task.rows is not None
@@ -248,6 +241,7 @@ def write_batches(sink: Sink, batches: Iterable[pa.RecordBatch]) -> TaskReport:
         if sink.bucketed:
             batch = without_bucket(batch, task.report.task)
         check_topics(batch, sink.topic)
+<<<<<<< HEAD
         blocks = _bulk.blocks_of_batches(_bulk.checked_batches(batch, sink.topic), sink.topic is None)
         if not task.look(blocks):
             return
@@ -256,6 +250,15 @@ def write_batches(sink: Sink, batches: Iterable[pa.RecordBatch]) -> TaskReport:
         task.produced(sink.topic, receipt)
         if counts:
             held.add(receipt, batch, task.check)
+=======
+        if not held.counts(batch):
+            receipt = task.producer.produce_arrow(batch, sink.topic, receipt=task.receipt(sink.topic))
+            task.produced(sink.topic, receipt)
+        else:
+            receipt = task.producer.produce_arrow(held.watched(batch), sink.topic)
+            task.produced(sink.topic, receipt)
+            held.add(receipt, batch.nbytes, task.check)
+>>>>>>> 2af9ee6a4f4e39292affa3f0652e7d6d90a5f4b0
 
     return in_task(sink, (batch for batch in batches if batch.num_rows), hand_over)
 
