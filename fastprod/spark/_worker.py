@@ -241,16 +241,9 @@ def write_batches(sink: Sink, batches: Iterable[pa.RecordBatch]) -> TaskReport:
         if sink.bucketed:
             batch = without_bucket(batch, task.report.task)
         check_topics(batch, sink.topic)
-<<<<<<< HEAD
         blocks = _bulk.blocks_of_batches(_bulk.checked_batches(batch, sink.topic), sink.topic is None)
         if not task.look(blocks):
             return
-        counts = held.counts(batch)
-        receipt = task.producer.produce_arrow(batch, sink.topic, receipt=None if counts else task.receipt(sink.topic))
-        task.produced(sink.topic, receipt)
-        if counts:
-            held.add(receipt, batch, task.check)
-=======
         if not held.counts(batch):
             receipt = task.producer.produce_arrow(batch, sink.topic, receipt=task.receipt(sink.topic))
             task.produced(sink.topic, receipt)
@@ -258,7 +251,6 @@ def write_batches(sink: Sink, batches: Iterable[pa.RecordBatch]) -> TaskReport:
             receipt = task.producer.produce_arrow(held.watched(batch), sink.topic)
             task.produced(sink.topic, receipt)
             held.add(receipt, batch.nbytes, task.check)
->>>>>>> 2af9ee6a4f4e39292affa3f0652e7d6d90a5f4b0
 
     return in_task(sink, (batch for batch in batches if batch.num_rows), hand_over)
 
