@@ -14,12 +14,21 @@ from contextlib import contextmanager
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic  # type: ignore[attr-defined]
 
 from fastprod import _config
 from fastprod.producer import Producer
 
-__all__ = ["client_options", "make_place", "patiently", "read_marker", "reader", "write_marker"]
+__all__ = [
+    "client_options",
+    "has_place",
+    "make_place",
+    "patiently",
+    "read_marker",
+    "reader",
+    "retention_s",
+    "write_marker",
+]
 
 ANSWER_S = 60.0
 PASSING = (  # while coordinators are made, move or settle a transaction; librdkafka does not call these retriable
@@ -28,6 +37,17 @@ PASSING = (  # while coordinators are made, move or settle a transaction; librdk
     KafkaError.NOT_COORDINATOR,
     KafkaError.UNSTABLE_OFFSET_COMMIT,
 )
+
+
+def retention_s(config: Mapping[str, Any]) -> float | None:
+    """For how long brokers keep a marker, if they tell this client."""
+    admin = AdminClient(client_options(config))
+    try:
+        broker = ConfigResource(ConfigResource.Type.BROKER, str(min(admin.list_topics(timeout=ANSWER_S).brokers)))
+        told = admin.describe_configs([broker], request_timeout=ANSWER_S)[broker].result()
+        return 60.0 * float(told["offsets.retention.minutes"].value)
+    except (KafkaException, KeyError, ValueError):
+        return None
 
 
 def client_options(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,10 +71,15 @@ def reader(config: Mapping[str, Any], group: str) -> Iterator[Consumer]:
         consumer.close()
 
 
+def has_place(consumer: Consumer, topic: str) -> bool:
+    """Whether there is a topic of that name."""
+    return consumer.list_topics(topic, timeout=ANSWER_S).topics[topic].error is None
+
+
 def make_place(config: Mapping[str, Any], consumer: Consumer, topic: str) -> None:
     """Creates a topic for markers if there is none; it stays empty, only its offsets count."""
     deadline = time.monotonic() + ANSWER_S
-    while consumer.list_topics(topic, timeout=ANSWER_S).topics[topic].error is not None:
+    while not has_place(consumer, topic):
         admin = AdminClient(client_options(config))  # must outlive its answer
         try:
             admin.create_topics([NewTopic(topic, 1, -1)], request_timeout=ANSWER_S)[topic].result()
@@ -69,17 +94,17 @@ def make_place(config: Mapping[str, Any], consumer: Consumer, topic: str) -> Non
         time.sleep(0.1)
 
 
-def read_marker(consumer: Consumer, topic: str) -> dict[str, Any] | None:
+def read_marker(consumer: Consumer, topic: str, patience: float | None = None) -> dict[str, Any] | None:
     """The marker of the consumer's group, None if there is none. Waits for transactions that are about to write it."""
     found: list[TopicPartition] = []
 
     def ask() -> None:
-        found[:] = consumer.committed([TopicPartition(topic, 0)], timeout=ANSWER_S)
+        found[:] = consumer.committed([TopicPartition(topic, 0)], timeout=patience or ANSWER_S)
         for place in found:
             if place.error is not None:  # "not known" is not the same as "no marker"
                 raise KafkaException(place.error)
 
-    patiently(ask)
+    patiently(ask, patience)
     (place,) = found
     if place.offset < 0:
         return None
@@ -104,9 +129,9 @@ def write_marker(
     patiently(lambda: producer.send_offsets_to_transaction([place], group, ANSWER_S))
 
 
-def patiently(step: Callable[[], object]) -> None:
+def patiently(step: Callable[[], object], patience: float | None = None) -> None:
     """Repeats a step of a transaction for as long as Kafka says that it may be repeated."""
-    deadline = time.monotonic() + ANSWER_S
+    deadline = time.monotonic() + (patience or ANSWER_S)
     while True:
         try:
             step()

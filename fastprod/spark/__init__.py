@@ -21,7 +21,15 @@ from fastprod.spark._check import CheckError
 from fastprod.spark._once import claim
 from fastprod.spark._rows import PartitionWriter
 from fastprod.spark._sink import BUCKET, ExportError, Sink
-from fastprod.spark._worker import CLAIM, NO_SPECULATION, claim_batches, number_batches, report_batches
+from fastprod.spark._worker import (
+    CLAIM,
+    NO_SPECULATION,
+    PENDING,
+    claim_batches,
+    number_batches,
+    report_batches,
+    report_none,
+)
 from fastprod.spark.report import ExportReport, PartitionReport, TaskReport
 
 if TYPE_CHECKING:
@@ -180,23 +188,46 @@ def _run(rows: DataFrame, sink: Sink) -> list[Any]:
     def run(batches: Iterable[Any]) -> Iterator[Any]:
         return report_batches(sink, batches)
 
-    job = rows.mapInArrow(run, "report string")
+    if sink.job is not None and sink.partitions is None:
+        return _run_claiming(rows, sink)
+    reports = rows.mapInArrow(run, "report string").collect()
     if sink.job is None:
-        return job.collect()
-    if sink.partitions is None:
-        # Of this very query, whose shuffles adaptive execution runs for the answer, and uses again in collect().
-        partitions = job._jdf.queryExecution().toRdd().getNumPartitions()
-        sink = claim(replace(sink, partitions=partitions))
-        with _local_property(rows.sparkSession, CLAIM, json.dumps({"partitions": partitions, "claim": sink.claim})):
-            reports = job.collect()
-    else:
-        reports = job.collect()
+        return reports
+    if sink.bucketed and not reports:
+        # Spark has seen by itself that there are no rows, and runs no task; buckets must say that they are empty.
+        numbers = rows.sparkSession.range(0, sink.partitions, 1, sink.partitions)
+        reports = numbers.mapInArrow(lambda batches: report_none(sink, batches), "report string").collect()
+    return _checked(reports, sink)
+
+
+def _checked(reports: list[Any], sink: Sink) -> list[Any]:
     if len(reports) != sink.partitions:
         raise ExportError(
             f"job {sink.job!r} was to have {sink.partitions} partitions, but {len(reports)} were written: rows may be "
             "missing or doubled. Please report this"
         )
     return reports
+
+
+def _run_claiming(rows: DataFrame, sink: Sink) -> list[Any]:
+    """The same where only the query itself knows how many partitions it will have."""
+    spark = rows.sparkSession
+    pending = replace(sink, claim=PENDING)
+
+    def run(batches: Iterable[Any]) -> Iterator[Any]:
+        return report_batches(pending, batches)
+
+    job = rows.mapInArrow(run, "report string")
+    # Adaptive execution runs the shuffles for the answer, and collect() uses them again. Spark tells tasks the session's
+    # settings only in what it takes for a query, so here we do.
+    with _local_properties(
+        spark, {name: value for name, value in spark.conf.getAll.items() if name.startswith("spark")}
+    ):
+        partitions = job._jdf.queryExecution().toRdd().getNumPartitions()
+    sink = claim(replace(sink, partitions=partitions))
+    told = {"job": sink.job, "batch": sink.batch, "partitions": partitions, "claim": sink.claim}
+    with _local_properties(spark, {CLAIM: json.dumps(told)}):
+        return _checked(job.collect(), sink)
 
 
 def _is_remote(df: DataFrame) -> bool:
@@ -215,14 +246,17 @@ def _claim_there(spark: SparkSession, sink: Sink) -> Sink:
 
 
 @contextmanager
-def _local_property(spark: SparkSession, name: str, value: str) -> Iterator[None]:
-    """Something that this thread's jobs tell their tasks."""
-    before = spark.sparkContext.getLocalProperty(name)
-    spark.sparkContext.setLocalProperty(name, value)
+def _local_properties(spark: SparkSession, told: Mapping[str, str]) -> Iterator[None]:
+    """What this thread's jobs tell their tasks meanwhile."""
+    context = spark.sparkContext
+    before = {name: context.getLocalProperty(name) for name in told}
     try:
+        for name, value in told.items():
+            context.setLocalProperty(name, value)
         yield
     finally:
-        spark.sparkContext.setLocalProperty(name, before)  # type: ignore[arg-type]
+        for name, earlier in before.items():
+            context.setLocalProperty(name, earlier)  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -273,8 +307,7 @@ def partition_writer(
 
     Exactly once is that of `write`, with the same proofs: a task has seen the mark behind the last row of its input, or
     that more rows follow where a function before this one stops early; the number of partitions is noted when Spark
-    takes the function to the executors; markers hold the rows' fingerprint. Leave spark.speculation off, and do not
-    coalesce() after it: tasks would then write several partitions under one number, and say so.
+    takes the function to the executors; markers hold the rows' fingerprint. Leave spark.speculation off.
 
     Args:
         config: of the producer, as for fastprod.Producer.

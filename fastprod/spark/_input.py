@@ -20,38 +20,51 @@ import os
 import socket
 import struct
 import sys
+from types import FrameType
 from typing import Any
 
 from fastprod.spark._sink import ExportError
 
 __all__ = ["TaskInput"]
 
-NAMES = ("input_data_stream", "infile")  # of the stream in pyspark.worker, of 4.1 and newer first
+NAMES = ("input_data_stream", "infile")  # of the stream in pyspark.worker, that of 4.3 first
 MARKER = struct.calcsize("!i")  # bytes
+
+
+def _module(frame: FrameType) -> str:
+    """Where a frame's code is from; a program's own module has the name __main__."""
+    name = str(frame.f_globals.get("__name__"))
+    return getattr(frame.f_globals.get("__spec__"), "name", name) if name == "__main__" else name
 
 
 class TaskInput:
     """The stream through which the JVM feeds this Python worker."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: Any, number: int) -> None:
         self._stream = stream
+        self.number = number
+        """Of the partition whose rows these are. A coalesce() after the writer makes one task of several of them."""
 
     @classmethod
     def find(cls) -> TaskInput:
         """That of the task whose function calls this. Raises ExportError where pyspark does not show it."""
-        frame = sys._getframe()
-        while frame is not None:
-            if frame.f_globals.get("__name__") == "pyspark.worker":
-                for name in NAMES:
-                    stream = frame.f_locals.get(name)
-                    if hasattr(stream, "peek"):
-                        return cls(stream)
-            frame = frame.f_back  # type: ignore[assignment]
+        stream = number = None
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and (stream is None or number is None):
+            if _module(frame) == "pyspark.worker":
+                known = frame.f_locals
+                if stream is None:
+                    stream = next((known[name] for name in NAMES if hasattr(known.get(name), "peek")), None)
+                if number is None:
+                    number = known.get("split_index", getattr(known.get("init_info"), "split_index", None))
+            frame = frame.f_back
+        if stream is not None and isinstance(number, int):
+            return cls(stream, number)
         import pyspark
 
         raise ExportError(
             f"exactly_once cannot see how the input of a task ends in pyspark {pyspark.__version__}, so it cannot know "
-            "whether rows are missing. Nothing was sent. fastprod was tried with pyspark 4.0 to 4.3; without "
+            "whether rows are missing. Nothing was sent. It can with pyspark 4.0, 4.1 and 4.3; without "
             "exactly_once any version will do"
         )
 
@@ -79,6 +92,7 @@ class TaskInput:
         except io.UnsupportedOperation:  # not a socket: the end of the rows was proof enough
             return
         with line:
+            line.setblocking(True)  # whatever socket.setdefaulttimeout() says: the stream is not ours to change
             try:
                 still_there = line.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
             except BlockingIOError:

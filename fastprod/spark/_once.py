@@ -17,8 +17,9 @@ more of them to keep than there are partitions; markers name the batch.
     fastprod.<job>.job         claim (an id), topic, layout, partitions, batch
     fastprod.<job>.<number>    claim, topic, layout, partitions, batch, records, bytes, fingerprint
 
-A job's marker is written once and never touched again, so brokers forget it before those of its partitions. A task that
-finds a marker of another claim than its job's knows that the brokers have begun to forget, and refuses.
+Brokers forget markers after a time (see _positions). A job's is written first and never touched again: a run that comes
+shortly before that time is over is refused, where brokers say how long it is, and a task that finds a marker of another
+claim than its job's knows that the brokers have begun to forget, and refuses.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,14 +41,18 @@ from confluent_kafka.admin import AdminClient
 from fastprod import _positions
 from fastprod._core._fingerprint import Fingerprint
 from fastprod.producer import Producer
-from fastprod.spark._sink import ExportError, Sink
+from fastprod.spark._sink import MARKERS, ExportError, Sink
 from fastprod.spark.report import TaskReport
 
 __all__ = ["Once", "check_all", "claim", "end", "is_fenced", "with_transactions"]
 
 TRANSACTION_TIMEOUT_MS = 900_000  # the most that brokers allow unless configured otherwise
+READERS = 16
 CLOSE_S = 5.0  # for a producer to end; brokers that do not answer must not keep a failed task
 FLIGHT_S = 2.0  # for records on their way, before that
+LOOK_S = 5.0  # for a first look at the marker of a job
+YOUNG_S = 600.0  # age of a job's marker from which on we ask how long brokers keep it
+MARGIN_S = 1800.0  # before that time is over; brokers look every 10 minutes, unless told otherwise
 FENCED = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED)
 
 Marker = dict[str, Any]
@@ -80,13 +86,13 @@ def claim(sink: Sink) -> Sink:
     name = f"fastprod.{sink.job}.job"
     with _positions.reader(sink.config, name) as group:
         deadline = time.monotonic() + _positions.ANSWER_S
-        while (found := _read(sink, group)) is None:
+        while (found := _look(sink, group)) is None:
             producer = _begin(sink.config, name)
             try:
                 if (found := _read(sink, group)) is not None:
                     break
                 producer.begin_transaction()
-                wanted = {"claim": uuid.uuid4().hex, **_identity(sink)}
+                wanted = {"claim": uuid.uuid4().hex, "at": int(time.time()), **_identity(sink)}
                 _positions.write_marker(producer, group, sink.place, wanted)
                 _positions.patiently(producer.commit_transaction)
                 found = wanted
@@ -99,12 +105,41 @@ def claim(sink: Sink) -> Sink:
             finally:
                 end(producer)
     _compare(sink, found, "nothing was sent")
+    _check_age(sink, found)
     return replace(sink, claim=found["claim"])
+
+
+def _look(sink: Sink, group: Consumer) -> Marker | None:
+    """`_read` before anybody is fenced; None also where a transaction that nobody ends hides the marker."""
+    if sink.place == MARKERS:
+        _positions.make_place(sink.config, group, sink.place)
+    elif sink.place != sink.topic and not _positions.has_place(group, sink.place):
+        raise ValueError(f"there is no topic {sink.place!r}, which marker_topic names. Nothing was sent")
+    try:
+        return _same_batch(sink, _positions.read_marker(group, sink.place, LOOK_S))
+    except KafkaException as problem:
+        if problem.args[0].code() not in (KafkaError._TIMED_OUT, KafkaError.UNSTABLE_OFFSET_COMMIT):
+            raise
+        return None
+
+
+def _check_age(sink: Sink, marker: Marker) -> None:
+    """Refuses to go on under a name whose markers the brokers are about to forget, each at a time of its own."""
+    age = time.time() - marker["at"]
+    if age < YOUNG_S:
+        return
+    kept = _positions.retention_s(sink.config)
+    if kept is not None and age > kept - MARGIN_S:
+        raise ValueError(
+            f"job {sink.job!r} was begun {age / 3600:.1f} hours ago, and the brokers forget its markers after "
+            f"{kept / 3600:.1f} (offsets.retention.minutes): some partitions might be written twice. Nothing was sent. "
+            "Take another job_id if everything is to be written again"
+        )
 
 
 def _read(sink: Sink, group: Consumer) -> Marker | None:
     """The marker of a consumer's group, unless it is that of an earlier batch."""
-    if sink.topic is None:
+    if sink.claim is None and sink.place == MARKERS:
         _positions.make_place(sink.config, group, sink.place)
     return _same_batch(sink, _positions.read_marker(group, sink.place))
 
@@ -170,17 +205,23 @@ def _a_topic(topic: str | None) -> str:
 def check_all(sink: Sink, partitions: int) -> None:
     """After the last task, where nobody knew the number of partitions before: is there a marker of one that is none?
 
-    If so, an earlier run had more of them, and the same rows are in both.
+    If so, an earlier run had more of them, and the same rows are in both. Where it was known, there is nothing to ask.
     """
+    if sink.partitions is not None:
+        return
     client = AdminClient(_positions.client_options(sink.config))
     listed = client.list_consumer_groups(request_timeout=_positions.ANSWER_S).result()
     for problem in listed.errors:
         raise problem
     numbers = (re.fullmatch(rf"fastprod\.{re.escape(str(sink.job))}\.(\d+)", one.group_id) for one in listed.valid)
-    for number in sorted(int(found[1]) for found in numbers if found):
-        if number >= partitions:
-            with _positions.reader(sink.config, f"fastprod.{sink.job}.{number}") as group:
-                marker = _positions.read_marker(group, sink.place)
+    others = [number for found in numbers if found and (number := int(found[1])) >= partitions]
+
+    def read(number: int) -> Marker | None:
+        with _positions.reader(sink.config, f"fastprod.{sink.job}.{number}") as group:
+            return _positions.read_marker(group, sink.place)
+
+    with ThreadPoolExecutor(READERS) as pool:  # a client each, most of whose time is waiting
+        for number, marker in zip(others, pool.map(read, others), strict=True):
             if marker is not None and marker.get("batch") == sink.batch:
                 raise ExportError(
                     f"job {sink.job!r}{'' if sink.batch is None else f', batch {sink.batch},'} has {partitions} "

@@ -33,6 +33,7 @@ from fastprod.spark.report import PartitionReport, TaskReport, Topics, merge_top
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark import TaskContext
 
     from fastprod._core._runtime import Receipt
 
@@ -42,7 +43,8 @@ LOOK_S = 0.5  # how often a task looks for failures while it waits for acknowled
 RECEIPT_ROWS = 2**31  # after which the next receipt begins; it holds twice as many
 MOST_OPEN = 64  # receipts that are looked at for failures, before those that have ended are left out
 KEPT = 4  # producers that a worker keeps for later tasks
-CLAIM = "fastprod.claim"  # local property of a job: what the driver learns only when the tasks' function is made
+CLAIM = "fastprod.claim"  # local property of a job: what the driver learns only after the tasks' function is made
+PENDING = ""  # claim of a sink whose tasks find it there
 
 NO_SPECULATION = "exactly_once does not go with spark.speculation: two attempts at a task would fence each other"
 
@@ -162,14 +164,14 @@ def in_task(
     number, attempt = (context.partitionId(), context.attemptNumber()) if context is not None else (0, 0)
     report = TaskReport(number, attempt, started=time.time())
     if sink.job is not None:
-        known = context.getLocalProperty(CLAIM) if context is not None else None
-        if known and sink.claim is None:
-            sink = replace(sink, **json.loads(known))
+        if sink.claim == PENDING:
+            sink = _claimed(sink, context)
         if context is not None and context.getLocalProperty("spark.speculation") == "true":
             raise ExportError(NO_SPECULATION)
         # Without a task, parts are what somebody has at hand, and end where they end.
         given = TaskInput.find() if context is not None else None
-        return _once(Once(sink, number), parts, hand_over, report, given, may_stop)
+        report.task = number if given is None else given.number
+        return _once(Once(sink, report.task), parts, hand_over, report, given, may_stop)
     task: Task | None = None  # an empty partition needs no producer
     try:
         for part in parts:
@@ -180,6 +182,14 @@ def in_task(
     except BaseException:
         discard(sink)
         raise
+
+
+def _claimed(sink: Sink, context: TaskContext | None) -> Sink:
+    """The sink with what the driver has learnt after this function was made."""
+    known = json.loads((context.getLocalProperty(CLAIM) if context is not None else None) or "{}")
+    if (known.pop("job", None), known.pop("batch", None)) != (sink.job, sink.batch):
+        raise ExportError(f"Spark did not tell this task the claim of job {sink.job!r}. Nothing of it was sent")
+    return replace(sink, **known)
 
 
 def _once(
@@ -260,6 +270,13 @@ def report_batches(sink: Sink, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
     import pyarrow as pa
 
     yield pa.record_batch({"report": pa.array([write_batches(sink, batches).to_json()])})
+
+
+def report_none(sink: Sink, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same for a Spark partition whose rows only stand for a bucket without any."""
+    for _ in batches:
+        pass
+    return report_batches(sink, ())
 
 
 def number_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

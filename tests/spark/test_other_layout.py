@@ -1,16 +1,19 @@
 """Exactly once when a second run divides its rows in another way: right with buckets, refused without, never wrong."""
 
 import subprocess
+import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import programs
 import pytest
 from conftest import settled
 
+from fastprod import Producer, _positions
 from fastprod._core._fingerprint import Fingerprint
-from fastprod.spark import ExportReport, TaskReport, bucketed, partition_writer, register, write
-from fastprod.spark._once import Once
+from fastprod.spark import ExportReport, TaskReport, _once, bucketed, partition_writer, register, write
+from fastprod.spark._once import Once, claim
 from fastprod.spark._sink import Sink
 
 ROWS = 8_000
@@ -122,9 +125,9 @@ def test_other_buckets_under_the_same_name_are_refused(spark, kafka_cluster, top
     write(rows, topic, config, exactly_once="bucket", job_id=topic, buckets=3, bucket_by=["id"])
     with pytest.raises(ValueError, match=r"had 3 partitions .* has 4 now.*buckets=3"):
         write(rows, topic, config, exactly_once="bucket", job_id=topic, buckets=4, bucket_by=["id"])
-    with pytest.raises(ValueError, match=r"divided its rows by bucket\(id\) .* bucket\(value\)"):
+    with pytest.raises(ValueError, match=r"divided its rows by bucket\(id bigint\) .* bucket\(value string\)"):
         write(rows, topic, config, exactly_once="bucket", job_id=topic, buckets=3, bucket_by=["value"])
-    with pytest.raises(ValueError, match=r"divided its rows by bucket\(id\) .* task"):
+    with pytest.raises(ValueError, match=r"divided its rows by bucket\(id bigint\) .* task"):
         write(rows, topic, config, exactly_once="task", job_id=topic)
     with pytest.raises(ValueError, match=r"went to topic .* would go to topic 'other'"):
         write(
@@ -364,3 +367,129 @@ def test_a_driver_is_killed_and_its_successor_has_other_cores(kafka_cluster, top
         assert f"written {ROWS}" in said, said
         found = settled(kafka_cluster, topic, ROWS)
         assert found.clean, str(found)
+
+
+# ---- names that are used in another way than before
+
+
+def test_a_job_keeps_its_place_for_markers(spark, kafka_cluster, topic) -> None:
+    """Nobody would find them elsewhere, and everything would be written again."""
+    for name in (topic, f"{topic}-other"):
+        kafka_cluster.create_topic(name, 3)
+    rows = spark.range(0, 100, 1, 2).selectExpr("cast(id AS string) AS value")
+    config, once = settings(kafka_cluster), {"exactly_once": "task", "job_id": topic}
+    with pytest.raises(ValueError, match="there is no topic 'nowhere', which marker_topic names"):
+        write(rows, topic, config, **once, marker_topic="nowhere")
+    write(rows, topic, config, **once)
+    for other in (
+        lambda: write(rows, topic, config, **once, marker_topic=f"{topic}-other"),
+        lambda: write(rows, f"{topic}-other", config, **once),
+        lambda: write(rows.selectExpr("value", f"'{topic}' AS topic"), None, config, **once),
+    ):
+        with pytest.raises(ValueError, match="was run before with its markers at topic"):
+            other()
+    assert write(rows, topic, config, **once).skipped == 2
+    found = settled(kafka_cluster, topic, 100)
+    assert found.clean, str(found)
+
+
+def test_the_data_source_and_write_do_not_share_a_name(spark, kafka_cluster, topic) -> None:
+    kafka_cluster.create_topic(topic, 3)
+    register(spark)
+    rows = spark.range(0, 100, 1, 2).selectExpr("cast(id AS string) AS value")
+    save(rows, kafka_cluster, topic, exactly_once="task")
+    with pytest.raises(ValueError, match="was written by the data source in one run"):
+        write(rows, topic, settings(kafka_cluster), exactly_once="task", job_id=topic)
+    save(rows, kafka_cluster, topic, exactly_once="task")
+    found = settled(kafka_cluster, topic, 100)
+    assert found.clean, str(found)
+
+
+def test_another_type_of_a_bucket_column_is_another_division(spark, kafka_cluster, topic) -> None:
+    kafka_cluster.create_topic(topic, 3)
+    rows = spark.range(0, 100, 1, 2).selectExpr("cast(id AS string) AS value", "cast(id AS int) AS k")
+    once = {"exactly_once": "bucket", "job_id": topic, "buckets": 3}
+    write(rows, topic, settings(kafka_cluster), **once, bucket_by=["k"])
+    assert write(rows, topic, settings(kafka_cluster), **once, bucket_by=["K"]).skipped == 3
+    with pytest.raises(ValueError, match=r"divided its rows by bucket\(k int\) .* by bucket\(k bigint\)"):
+        write(rows.selectExpr("value", "cast(k AS long) AS k"), topic, settings(kafka_cluster), **once, bucket_by=["k"])
+    names = [f"a_rather_long_name_of_a_column_{number}" for number in range(200)]
+    many = rows.selectExpr("value", *(f"k AS {name}" for name in names))
+    once["job_id"] = f"{topic}-many"
+    assert write(many, topic, settings(kafka_cluster), **once, bucket_by=names).records == 100
+
+
+def test_no_rows_at_all(spark, kafka_cluster, topic) -> None:
+    """Spark sees that there are none, and leaves the shuffle and its tasks out."""
+    kafka_cluster.create_topic(topic, 3)
+    rows = spark.range(0, 100, 1, 2).selectExpr("cast(id AS string) AS value")
+    for once in ("bucket", "task"):
+        options = {"exactly_once": once, "job_id": f"{topic}-{once}", **({"buckets": 3} if once == "bucket" else {})}
+        for _ in range(2):
+            report = write(rows.where("false"), topic, settings(kafka_cluster), **options)
+            assert (report.records, report.skipped) == (0, 0)
+        with pytest.raises(Exception, match=r"holds other rows|had 0 partitions"):
+            write(rows, topic, settings(kafka_cluster), **options)
+    assert settled(kafka_cluster, topic, 100).records == 0
+
+
+def test_settings_of_the_session_reach_the_tasks_before_a_shuffle(spark, kafka_cluster, topic, tmp_path) -> None:
+    """The number of partitions is asked for outside of what Spark takes for a query."""
+    kafka_cluster.create_topic(topic, 1)
+    (tmp_path / "dates.csv").write_text("2020-1-5\n2020-1-6\n")
+    with configured(spark, spark_sql_legacy_timeParserPolicy="LEGACY"):
+        rows = spark.read.schema("day date").option("dateFormat", "yyyy-MM-dd").csv(str(tmp_path))
+        rows = rows.selectExpr("cast(day AS string) AS value").repartition(3, "value")
+        write(rows, topic, settings(kafka_cluster), exactly_once="task", job_id=topic)
+    assert sorted(record.value() for record in kafka_cluster.records(topic)) == [b"2020-01-05", b"2020-01-06"]
+
+
+def test_rdds_that_are_coalesced_or_joined_after_the_writer(spark, kafka_cluster, topic) -> None:
+    kafka_cluster.create_topic(topic, 1)
+    for number in range(2):
+        writer = partition_writer(settings(kafka_cluster), topic, exactly_once="task", job_id=topic)
+        same = spark.sparkContext.parallelize([b"same"] * 10, 2)
+        reports = same.mapPartitions(writer).coalesce(1).collect()
+        assert [(report.task, report.records, report.skipped) for report in reports] == [
+            (0, 5, bool(number)),
+            (1, 5, bool(number)),
+        ]
+    assert len(kafka_cluster.records(topic)) == 10
+    pair = [partition_writer(settings(kafka_cluster), topic, exactly_once="task", job_id=f"{topic}-{n}") for n in "ab"]
+    both = same.mapPartitions(pair[0]).union(same.mapPartitions(pair[1]))
+    assert ExportReport.of(both.collect()).records == 20
+
+    def by_halves(rows):
+        for _ in range(2):
+            yield from writer([b"half"])
+
+    writer = partition_writer(settings(kafka_cluster), topic, exactly_once="task", job_id=f"{topic}-halves")
+    with pytest.raises(Exception, match="is written twice in one task"):
+        same.mapPartitions(by_halves).collect()
+
+
+def test_a_driver_that_died_while_it_claimed_holds_nobody_up(kafka_cluster, topic) -> None:
+    kafka_cluster.create_topic(topic, 1)
+    sink = Sink(settings(kafka_cluster), topic, topic, partitions=3)
+    name = f"fastprod.{topic}.job"
+    dead = Producer({**settings(kafka_cluster), "transactional.id": name})
+    dead.init_transactions()
+    dead.begin_transaction()
+    with _positions.reader(sink.config, name) as group:
+        _positions.write_marker(dead, group, topic, {"claim": "never committed"})
+    assert claim(sink).claim == claim(sink).claim != "never committed"
+    with pytest.raises(ValueError, match="had 3 partitions in an earlier run and has 4 now"):
+        claim(replace(sink, partitions=4))
+    _once.end(dead)
+
+
+def test_markers_that_are_about_to_be_forgotten_are_not_relied_on(kafka_cluster, topic, monkeypatch) -> None:
+    kafka_cluster.create_topic(topic, 1)
+    sink = Sink(settings(kafka_cluster), topic, topic, partitions=3)
+    claim(sink)
+    kept = _positions.retention_s(sink.config)
+    assert kept is not None
+    later = time.time() + kept - 60
+    monkeypatch.setattr(_once.time, "time", lambda: later)
+    with pytest.raises(ValueError, match="the brokers forget its markers"):
+        claim(sink)
