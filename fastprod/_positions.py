@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic  # type: ignore[attr-defined]
 
 from fastprod import _config
@@ -23,6 +23,7 @@ __all__ = [
     "client_options",
     "has_place",
     "make_place",
+    "other_places",
     "patiently",
     "read_marker",
     "reader",
@@ -37,6 +38,18 @@ PASSING = (  # while coordinators are made, move or settle a transaction; librdk
     KafkaError.NOT_COORDINATOR,
     KafkaError.UNSTABLE_OFFSET_COMMIT,
 )
+
+
+def other_places(config: Mapping[str, Any], group: str, topic: str) -> list[str]:
+    """Topics other than this one that hold a marker of the group."""
+    admin = AdminClient(client_options(config))
+    listed = admin.list_consumer_groups(request_timeout=ANSWER_S).result()
+    # Listing a group's offsets crashes librdkafka 2.16 when a coordinator moves meanwhile, so only where there are any.
+    if all(one.group_id != group for one in listed.valid):
+        return []
+    asked = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)], request_timeout=ANSWER_S)
+    found = asked[group].result().topic_partitions
+    return sorted({place.topic for place in found if place.offset >= 0 and place.topic != topic})
 
 
 def retention_s(config: Mapping[str, Any]) -> float | None:

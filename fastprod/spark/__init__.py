@@ -218,11 +218,10 @@ def _run_claiming(rows: DataFrame, sink: Sink) -> list[Any]:
         return report_batches(pending, batches)
 
     job = rows.mapInArrow(run, "report string")
-    # Adaptive execution runs the shuffles for the answer, and collect() uses them again. Spark tells tasks the session's
-    # settings only in what it takes for a query, so here we do.
-    with _local_properties(
-        spark, {name: value for name, value in spark.conf.getAll.items() if name.startswith("spark")}
-    ):
+    # Adaptive execution runs the shuffles for the answer, and collect() uses them again. Spark tells tasks the
+    # session's settings only in what it takes for a query, so here we do.
+    settings = {name: value for name, value in spark.conf.getAll.items() if name.startswith("spark")}
+    with _local_properties(spark, settings):
         partitions = job._jdf.queryExecution().toRdd().getNumPartitions()
     sink = claim(replace(sink, partitions=partitions))
     told = {"job": sink.job, "batch": sink.batch, "partitions": partitions, "claim": sink.claim}

@@ -91,6 +91,7 @@ def claim(sink: Sink) -> Sink:
             try:
                 if (found := _read(sink, group)) is not None:
                     break
+                _check_places(sink, name)
                 producer.begin_transaction()
                 wanted = {"claim": uuid.uuid4().hex, "at": int(time.time()), **_identity(sink)}
                 _positions.write_marker(producer, group, sink.place, wanted)
@@ -121,6 +122,16 @@ def _look(sink: Sink, group: Consumer) -> Marker | None:
         if problem.args[0].code() not in (KafkaError._TIMED_OUT, KafkaError.UNSTABLE_OFFSET_COMMIT):
             raise
         return None
+
+
+def _check_places(sink: Sink, name: str) -> None:
+    """Refuses a name that was used before with its markers at another topic, where nobody would look for them."""
+    for other in _positions.other_places(sink.config, name, sink.place):
+        raise ValueError(
+            f"job {sink.job!r} was run before with its markers at topic {other!r}, and would now have them at "
+            f"{sink.place!r}: everything would be written again. Nothing was sent. Give topic and marker_topic as "
+            "before, or take another job_id"
+        )
 
 
 def _check_age(sink: Sink, marker: Marker) -> None:
@@ -185,7 +196,13 @@ def _compare(sink: Sink, marker: Marker, so_far: str) -> None:
             f"some would be lost and some doubled; {so_far}. Run it as before; another job_id writes all again"
         )
     before, now = marker.get("partitions"), sink.partitions
-    if before != now and before is not None and now is not None:
+    if before != now and None in (before, now):
+        raise ValueError(
+            f"{about} was written by the data source in one run and by write() or partition_writer() in another: "
+            "without buckets the data source does not know its partitions, so they cannot be compared; "
+            f"{so_far}. Run it as before; another job_id writes all again"
+        )
+    if before != now:
         remedy = (
             f"Run it with buckets={before}"
             if sink.bucketed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ __all__ = ["bucketed", "plan", "sink", "used_columns"]
 
 JOB_ID = re.compile(r"[A-Za-z0-9._-]{1,200}")
 MOST_BUCKETS = 10_000
+LONG_LAYOUT = 500  # characters
 
 
 def used_columns(schema: StructType, topic: str | None) -> list[str]:
@@ -40,7 +42,10 @@ def plan(schema: StructType, topic: str | None, config: Mapping[str, Any] | None
             'exactly_once="bucket" needs a DataFrame whose rows know their buckets; make it with '
             'fastprod.spark.bucketed(df, buckets=64, bucket_by=["id"]), as the last step'
         )
-    return replace(made, partitions=about["buckets"], layout=f"bucket({', '.join(about['by'])})")
+    by = ", ".join(about["by"])
+    if len(by) > LONG_LAYOUT:  # markers have room for some kilobytes
+        by = f"{by[:LONG_LAYOUT]}..., {hashlib.sha256(by.encode()).hexdigest()[:16]}"
+    return replace(made, partitions=about["buckets"], layout=f"bucket({by})")
 
 
 def sink(
@@ -92,11 +97,12 @@ def bucketed(df: DataFrame, buckets: int, bucket_by: Sequence[str] | None) -> Da
         raise ValueError(f"bucket_by names {missing[0]!r}, but the columns are {df.columns}")
     if BUCKET in df.columns:
         raise ValueError(f"the DataFrame has a column {BUCKET!r} already; drop it first")
-    # Spark's xxhash64 is the same in every version and on every cluster.
-    number = f.pmod(f.xxhash64(*(f.col(_quoted(name)) for name in by)), f.lit(buckets)).cast("int")
-    return df.select("*", number.alias(BUCKET, metadata={"buckets": buckets, "by": by})).repartitionById(
-        buckets, BUCKET
-    )
+    # Spark's xxhash64 is the same in every version and on every cluster, but another one for another type.
+    columns = [f.col(_quoted(name)) for name in by]
+    typed = [f"{part.name.lower()} {part.dataType.simpleString()}" for part in df.select(*columns).schema]
+    number = f.pmod(f.xxhash64(*columns), f.lit(buckets)).cast("int")
+    about = {"buckets": buckets, "by": typed}
+    return df.select("*", number.alias(BUCKET, metadata=about)).repartitionById(buckets, BUCKET)
 
 
 def _quoted(name: str) -> str:

@@ -170,7 +170,9 @@ def in_task(
             raise ExportError(NO_SPECULATION)
         # Without a task, parts are what somebody has at hand, and end where they end.
         given = TaskInput.find() if context is not None else None
-        report.task = number if given is None else given.number
+        if given is not None and context is not None:
+            report.task = given.number
+            _check_first(context.taskAttemptId(), sink, given.number)
         return _once(Once(sink, report.task), parts, hand_over, report, given, may_stop)
     task: Task | None = None  # an empty partition needs no producer
     try:
@@ -182,6 +184,21 @@ def in_task(
     except BaseException:
         discard(sink)
         raise
+
+
+_last: tuple[int, str | None, int | None, int] | None = None  # what this worker has written last
+
+
+def _check_first(attempt: int, sink: Sink, number: int) -> None:
+    """A second call in the same task would find the marker of the first, and take other rows for a repetition."""
+    global _last
+    now = (attempt, sink.job, sink.batch, number)
+    if now == _last:
+        raise ExportError(
+            f"partition {number} of job {sink.job!r} is written twice in one task: the function of partition_writer "
+            "must be given all rows of a partition in one call. Nothing of the second call was sent"
+        )
+    _last = now
 
 
 def _claimed(sink: Sink, context: TaskContext | None) -> Sink:

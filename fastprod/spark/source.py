@@ -79,7 +79,7 @@ class FastprodDataSource(DataSource):
                 "that are in the topic go by its retention or by deleting it"
             )
         sink, columns, report = _parse(self.options, schema)
-        return BatchWriter(claim(sink) if sink.bucketed else sink, columns, report)
+        return BatchWriter(claim(sink) if sink.job is not None else sink, columns, report)
 
     @briefly
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
