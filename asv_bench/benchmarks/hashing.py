@@ -8,6 +8,8 @@ import random
 import numpy as np
 import pyarrow as pa
 
+from fastprod import _bulk
+from fastprod._core._fingerprint import Fingerprint
 from fastprod.partitioning import murmur2, murmur2_many, partition_for_keys
 
 KEYS = 100_000
@@ -76,3 +78,18 @@ class Single:
     def time_murmur2_1000(self, key_bytes):
         for key in self.keys:
             murmur2(key)
+
+
+class Rows:
+    """The fingerprint of Arrow rows, which exactly once from Spark pays for every record."""
+
+    params = (10, 100, 1000)
+    param_names = ("value_bytes",)
+
+    def setup(self, value_bytes):
+        self.batch = pa.record_batch({"value": ascii_keys(value_bytes, 10_000)})
+
+    def time_fingerprint(self, value_bytes):
+        found = Fingerprint()
+        for block in _bulk.blocks_of_batches([self.batch], False):
+            found.add(*block[:6])
