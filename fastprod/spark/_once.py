@@ -89,9 +89,11 @@ def claim(sink: Sink) -> Sink:
         while (found := _look(sink, group)) is None:
             producer = _begin(sink.config, name)
             try:
-                if (found := _read(sink, group)) is not None:
+                marker = _positions.read_marker(group, sink.place)
+                if (found := _same_batch(sink, marker)) is not None:
                     break
-                _check_places(sink, name)
+                if marker is None:
+                    _check_places(sink, name)
                 producer.begin_transaction()
                 wanted = {"claim": uuid.uuid4().hex, "at": int(time.time()), **_identity(sink)}
                 _positions.write_marker(producer, group, sink.place, wanted)
@@ -111,7 +113,10 @@ def claim(sink: Sink) -> Sink:
 
 
 def _look(sink: Sink, group: Consumer) -> Marker | None:
-    """`_read` before anybody is fenced; None also where a transaction that nobody ends hides the marker."""
+    """The marker of the job, before anybody is fenced.
+
+    None also where brokers do not tell: a transaction that nobody ends may hide it until its owner is fenced.
+    """
     if sink.place == MARKERS:
         _positions.make_place(sink.config, group, sink.place)
     elif sink.place != sink.topic and not _positions.has_place(group, sink.place):
@@ -119,7 +124,8 @@ def _look(sink: Sink, group: Consumer) -> Marker | None:
     try:
         return _same_batch(sink, _positions.read_marker(group, sink.place, LOOK_S))
     except KafkaException as problem:
-        if problem.args[0].code() not in (KafkaError._TIMED_OUT, KafkaError.UNSTABLE_OFFSET_COMMIT):
+        error = problem.args[0]
+        if error.code() not in (KafkaError._TIMED_OUT, *_positions.PASSING) and not error.retriable():
             raise
         return None
 
@@ -146,13 +152,6 @@ def _check_age(sink: Sink, marker: Marker) -> None:
             f"{kept / 3600:.1f} (offsets.retention.minutes): some partitions might be written twice. Nothing was sent. "
             "Take another job_id if everything is to be written again"
         )
-
-
-def _read(sink: Sink, group: Consumer) -> Marker | None:
-    """The marker of a consumer's group, unless it is that of an earlier batch."""
-    if sink.claim is None and sink.place == MARKERS:
-        _positions.make_place(sink.config, group, sink.place)
-    return _same_batch(sink, _positions.read_marker(group, sink.place))
 
 
 def _identity(sink: Sink) -> Marker:
@@ -275,7 +274,9 @@ class Once:
 
     def committed(self, group: Consumer) -> Marker | None:
         """The marker of an earlier attempt or run that has committed this partition."""
-        marker = _read(self.sink, group)
+        if self.sink.claim is None and self.sink.place == MARKERS:  # nobody has claimed the job, and made its place
+            _positions.make_place(self.sink.config, group, self.sink.place)
+        marker = _same_batch(self.sink, _positions.read_marker(group, self.sink.place))
         if marker is None:
             return None
         if "fingerprint" not in marker:
