@@ -99,7 +99,7 @@ def test_write_refuses_another_number_of_partitions_before_it_sends(
     assert found.clean, str(found)
 
 
-@pytest.mark.parametrize("kind", CHANGES)
+@pytest.mark.parametrize("kind", ["files", pytest.param("shuffle", marks=pytest.mark.long), "aqe"])
 def test_buckets_are_right_however_spark_divides_its_input(spark, kafka_cluster, topic, tmp_path, kind) -> None:
     kafka_cluster.create_topic(topic, 3)
     path = text_files(tmp_path / "rows")
@@ -216,7 +216,7 @@ def test_the_data_source_with_buckets(spark, kafka_cluster, topic, tmp_path) -> 
     assert settled(kafka_cluster, topic, ROWS).clean
 
 
-@pytest.mark.parametrize(("first", "second"), [(8, 3), (3, 8)])
+@pytest.mark.parametrize(("first", "second"), [(8, 3), pytest.param(3, 8, marks=pytest.mark.long)])
 def test_the_data_source_without_buckets_fails_loudly(spark, kafka_cluster, topic, tmp_path, first, second) -> None:
     kafka_cluster.create_topic(topic, 3)
     register(spark)
@@ -257,7 +257,7 @@ STREAMS = {
 
 
 @pytest.mark.parametrize("once", ["task", "bucket"])
-@pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.parametrize("kind", ["files", pytest.param("shuffle", marks=pytest.mark.long), "aqe"])
 def test_a_stream_that_is_restarted_with_other_settings(spark, kafka_cluster, topic, tmp_path, kind, once) -> None:
     kafka_cluster.create_topic(topic, 3)
     register(spark)
@@ -344,7 +344,7 @@ print("written", report.records)
 """
 
 
-@pytest.mark.parametrize("once", ["task", "bucket"])
+@pytest.mark.parametrize("once", ["task", pytest.param("bucket", marks=pytest.mark.long)])
 @pytest.mark.usefixtures("spark_available")
 def test_a_driver_is_killed_and_its_successor_has_other_cores(kafka_cluster, topic, tmp_path, once) -> None:
     kafka_cluster.create_topic(topic, 3)
