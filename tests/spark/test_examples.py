@@ -63,3 +63,15 @@ def test_the_cluster_whose_workers_are_killed() -> None:
     assert len(re.findall("Python worker .* killed", output)) == len(re.findall("executor .* killed", output)) == 2
     assert output.count("read back: 40,000 rows, 0 lost, 0 doubled") >= 2
     assert output.endswith("as promised\n")
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("kafka_available")
+def test_jobs_that_are_submitted_until_they_succeed() -> None:
+    """A standalone cluster; the run that counts has a hundred faults and more."""
+    output = run("spark_kill_workers.py", "--faults", "4", "--jobs", "2", "--rows", "20000", "--seed", "3")
+    total = re.search(r"^all +(\d+) +(\d+) +(\d+) +0 +0 +0$", output, re.MULTILINE)
+    assert total, output
+    assert int(total[1]) >= 4
+    assert int(total[3]) >= int(total[2]) >= 2
+    assert output.endswith(": as promised\n")
