@@ -42,8 +42,14 @@ def spark_available(tmp_path_factory: pytest.TempPathFactory) -> None:
     import fastprod.spark
 
     (modules / "pyspark_fastprod").symlink_to(Path(fastprod.spark.__file__).with_name("_discovery"))
-    here = str(Path(__file__).parent)  # classes of tests that travel to executors
-    paths = [str(modules), here, str(Path(fastprod.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    here = Path(__file__).parent  # classes of tests that travel to executors
+    paths = [
+        str(modules),
+        str(here),
+        str(here.parent),
+        str(Path(fastprod.__file__).parents[1]),
+        os.environ.get("PYTHONPATH", ""),
+    ]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
 
 

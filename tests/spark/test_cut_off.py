@@ -44,7 +44,8 @@ def mended(spark) -> None:
 
 
 def settings(cluster) -> dict:
-    return {"bootstrap.servers": cluster.bootstrap_servers}
+    """Spark kills workers of a failed job within 2 s; what one leaves open is then ended by the brokers."""
+    return {"bootstrap.servers": cluster.bootstrap_servers, "transaction.timeout.ms": 60_000}
 
 
 def all_there(cluster, topic, rows=ROWS) -> None:
@@ -113,7 +114,7 @@ def test_the_data_source_when_the_jvm_fails_upstream(spark, kafka_cluster, topic
     register(spark)
 
     def save(always: bool) -> None:
-        options = {"kafka.bootstrap.servers": kafka_cluster.bootstrap_servers, "topic": topic}
+        options = {**{f"kafka.{name}": value for name, value in settings(kafka_cluster).items()}, "topic": topic}
         failing(spark, always=always).write.format("fastprod").mode("append").options(
             **options, **{"exactly.once": "task", "job.id": topic}
         ).save()
@@ -145,7 +146,8 @@ def test_a_stream_whose_batch_fails_or_is_stopped(spark, kafka_cluster, topic, m
 
     def start():
         rows = spark.readStream.text(str(source)).selectExpr(f"{value} AS value")
-        options = {"kafka.bootstrap.servers": kafka_cluster.bootstrap_servers, "topic": topic, "exactly.once": "task"}
+        options = {f"kafka.{name}": value for name, value in settings(kafka_cluster).items()}
+        options |= {"topic": topic, "exactly.once": "task"}
         writer = rows.writeStream.format("fastprod").options(**options)
         return writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
 

@@ -20,7 +20,8 @@ ROWS = 8_000
 
 
 def settings(cluster) -> dict:
-    return {"bootstrap.servers": cluster.bootstrap_servers}
+    """Spark kills workers of a failed job within 2 s; what one leaves open is then ended by the brokers."""
+    return {"bootstrap.servers": cluster.bootstrap_servers, "transaction.timeout.ms": 60_000}
 
 
 def text_files(folder: Path, files: int = 8, rows: int = ROWS) -> str:
