@@ -20,7 +20,7 @@ under their names, each time by a driver process of its own (spark_kill_workers_
     parallelism   the next submission divides its input in another way: right with "bucket", refused with "task"
 
 Only what has hit is counted. After each submission all visible rows are read back; a submission that reports success
-while a row is missing or doubled, or that reports another number of rows, is called silent.
+while a row is missing or doubled, or that reports another number of rows, is called silent; so is one that hangs.
 """
 
 from __future__ import annotations
@@ -304,6 +304,8 @@ class Submission:
         self.failures: list[str] = []  # of tasks
         self.done: dict[str, int] | None = None
         self.failed: str | None = None
+        self.hung = False
+        self._struck = False  # killed by us
         self._writers: set[int] = set()  # stages
         self._log = log
         with log.open("w") as errors:
@@ -363,6 +365,7 @@ class Submission:
         if kind == "driver":
             if not self.wait_until(lambda: self.writing):
                 return False
+            self._struck = True
             self.kill()
             return self.done is None and self.failed is None
         if kind == "cancel":
@@ -398,8 +401,18 @@ class Submission:
             self.process.wait(HANG_S)
         except subprocess.TimeoutExpired:
             self.failed = f"hangs for {HANG_S:g} s"
+            self.hung = True
+            self._dump()
             self.kill()
         self._reader.join(20)
+
+    def _dump(self) -> None:
+        """What the threads of a JVM that hangs are doing."""
+        for pid, (parent, _) in processes().items():
+            if parent == self.process.pid:
+                with self._log.open("a") as log, suppress(KafkaUnavailable):
+                    subprocess.run([java_program("jstack"), str(pid)], stdout=log, stderr=log)
+        print(self._log.read_text(errors="replace"), file=sys.stderr)
 
     def kill(self) -> None:
         """Python and JVM at once, so that neither can clean up."""
@@ -421,7 +434,7 @@ class Submission:
             )
             return f"written: {self.done['records']:,} rows{skipped}"
         if self.failed is None:
-            return "killed" if self.process.returncode == -signal.SIGKILL else f"died: {self._last_words()}"
+            return "killed" if self._struck else f"died with {self.process.returncode}: {self._last_words()}"
         known = re.search(
             r"boom|Python worker exited|[Jj]ob [^.\n]*cancelled|had \d+ partitions in an earlier run and has \d+ now",
             self.failed,
@@ -600,7 +613,7 @@ class Export:
 
     def trouble(self, submission: Submission, found: Audit) -> str:
         if submission.done is None:
-            return ""
+            return "HANGS" * submission.hung
         wrong = found.lost or found.doubled or found.alien or submission.done["records"] != self.rows
         return "SILENT" if wrong else ""
 

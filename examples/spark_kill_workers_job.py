@@ -70,7 +70,7 @@ def session(job: dict[str, Any]) -> SparkSession:
         "spark.cores.max": job["cores"],
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "512m",
-        "spark.driver.extraJavaOptions": JVM,
+        "spark.driver.extraJavaOptions": f"{JVM} -Djava.io.tmpdir={job['folder']}",  # a killed driver leaves files
         "spark.executor.memory": "768m",
         "spark.executor.extraJavaOptions": f"{JVM} {BOOM}" if job["boom"] else JVM,
         "spark.locality.wait": "0s",
