@@ -4,7 +4,7 @@ Both are gates: a decision falls at every switch of partition (or every record, 
 the load table every few milliseconds while records come in. They run the accumulator's own functions.
 """
 
-from fastprod._core._accumulator import Accumulator
+from fastprod._core._shim import Accumulator
 
 PARTITIONS = (10, 100, 1000, 10_000)
 DECISIONS = 10_000

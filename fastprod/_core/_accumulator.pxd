@@ -39,6 +39,8 @@ cdef enum:
     ERR_UNKNOWN_PARTITION = -190
     ERR_PURGED = -152
 
+    TABLE_US = 5000       # the load table is rebuilt at most this often
+
     LIST_NONE = 0
     LIST_LINGER = 1
     LIST_READY = 2
@@ -340,6 +342,8 @@ cdef int widen(topic_t*, int32_t partitions) noexcept nogil
 cdef int topic_update(accumulator_t*, topic_t*, int32_t partitions, const int32_t* leaders) noexcept nogil
 cdef lane_t* lane_of(accumulator_t*, topic_t*, int32_t partition) noexcept nogil
 cdef void count_latency(lane_t*, int64_t us, int64_t records) noexcept nogil
+cdef int32_t choose(accumulator_t*, topic_t*, int64_t produced) noexcept nogil
+cdef void rebuild_table(accumulator_t*, topic_t*, int64_t now) noexcept nogil
 cdef double weight_of(topic_t*, int32_t partition) noexcept nogil
 cdef int append(accumulator_t*, topic_t*, record_t*, int32_t* partition) noexcept nogil
 cdef int64_t append_run(

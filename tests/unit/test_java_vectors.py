@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from fastprod._core._accumulator import Accumulator
+from fastprod._core._shim import Accumulator
 from fastprod.partitioning import (
     LoadTable,
     murmur2,

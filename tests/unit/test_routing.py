@@ -9,7 +9,7 @@ import pytest
 from reference import murmur2
 
 from fastprod import ConfigError, Producer
-from fastprod._core._accumulator import Accumulator
+from fastprod._core._shim import Accumulator
 from fastprod.partitioning import PartialRoundRobin, Partitioner, SinglePartition
 from fastprod.stats import TopicStats
 from fastprod.testing import MockCluster

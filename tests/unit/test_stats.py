@@ -290,7 +290,7 @@ def test_weights_are_shares(mock_cluster: MockCluster) -> None:
 
 
 def test_the_load_tables_weights_are_told() -> None:
-    from fastprod._core._accumulator import Accumulator
+    from fastprod._core._shim import Accumulator
 
     accumulator = Accumulator(3, leaders=[1, 1, -1])
     assert [accumulator.weight(number) for number in range(4)] == [0.5, 0.5, 0, 0]

@@ -1,0 +1,265 @@
+# Which lane a record goes to, at once or when metadata has come.
+
+cdef int _append_uniform(accumulator_t* acc, topic_t* topic, record_t* record, int32_t* partition) noexcept nogil:
+    cdef sticky_t* sticky = &topic.sticky
+    cdef int64_t size, appended, produced
+    cdef lane_t* lane
+    cdef bint full
+    cdef int status
+    if sticky.partition < 0:
+        sticky.partition = choose(acc, topic, 0)
+    while True:
+        lane = lane_of(acc, topic, sticky.partition)
+        if lane == NULL:
+            return APPEND_NO_MEMORY
+        size = _make_room(acc, lane, record)
+        if lane.batch_open and lane.batch_bytes < lane.batch_limit:
+            break
+        # Since the last record the batch has filled up or gone: the switch that it held back is due now.
+        produced = sticky.produced
+        if not sticky_append(sticky, 0, True):
+            break
+        sticky.partition = choose(acc, topic, produced)
+    status = _place(acc, lane, record)
+    if status != APPEND_OK:
+        if status == APPEND_NO_ROOM and acc.adaptive and topic.available_count:
+            acc.short = True
+            if topic.full_us == 0:
+                rebuild_table(acc, topic, fp_now_us())
+                topic.full_us = topic.table_us
+        return status
+    partition[0] = lane.partition
+    appended = _count_in_batch(acc, lane, record, size, &full)
+    produced = sticky.produced + appended
+    if sticky_append(sticky, appended, full):
+        sticky.partition = choose(acc, topic, produced)
+    return APPEND_OK
+
+
+cdef int append(accumulator_t* acc, topic_t* topic, record_t* record, int32_t* partition) noexcept nogil:
+    """Routes and places one record. On APPEND_OK its callback reference is the accumulator's."""
+    cdef int32_t wanted = record.partition
+    cdef lane_t* lane
+    cdef int64_t size
+    cdef int status
+    cdef bint full, in_turn = False, in_part = False
+    partition[0] = -1
+    if acc.policy == POLICY_LIBRDKAFKA:
+        if topic.partitions and wanted >= topic.partitions:
+            topic.doubtful = True
+            return APPEND_UNKNOWN_PARTITION
+        lane = topic.unassigned
+    elif topic.partitions == 0 or (not acc.overdraft and (topic.undecided.head != NULL or topic.routing)):
+        return _place(acc, topic.undecided, record)
+    else:
+        if wanted < 0:
+            if acc.policy == POLICY_PYTHON:
+                return APPEND_NO_CHOICE
+            if record.key_size >= 0 and not acc.ignore_keys:
+                wanted = (
+                    murmur2_bytes(<const unsigned char*>record.key, record.key_size) & 0x7fffffff
+                ) % topic.partitions
+            elif acc.policy == POLICY_UNIFORM:
+                return _append_uniform(acc, topic, record, partition)
+            elif acc.policy == POLICY_STICKY:
+                wanted = topic.sticky.partition
+                if wanted < 0:
+                    wanted = _choose_other(acc, topic, -1)
+                lane = topic.lanes.lanes[wanted]
+                if lane == NULL or not lane.batch_open or not _has_room(lane, _wire_size(lane, record)):
+                    wanted = _choose_other(acc, topic, wanted)
+                topic.sticky.partition = wanted
+            elif acc.policy == POLICY_PARTIAL:
+                in_part = True
+                wanted = partial_next(&topic.partial, topic.leaders)
+            else:
+                in_turn = True
+                if topic.available_count:
+                    wanted = topic.available[topic.turn % <uint64_t>topic.available_count]
+                else:
+                    wanted = <int32_t>(topic.turn % <uint64_t>topic.partitions)
+        elif wanted >= topic.partitions:
+            topic.doubtful = True  # it may be new
+            return APPEND_UNKNOWN_PARTITION
+        lane = lane_of(acc, topic, wanted)
+        if lane == NULL:
+            return APPEND_NO_MEMORY
+    size = _make_room(acc, lane, record)
+    status = _place(acc, lane, record)
+    if status != APPEND_OK:
+        return status
+    if in_turn:
+        topic.turn += 1
+    elif in_part:
+        partial_advance(&topic.partial)
+    partition[0] = lane.partition
+    _count_in_batch(acc, lane, record, size, &full)
+    return APPEND_OK
+
+
+cdef int64_t append_run(
+    accumulator_t* acc, topic_t* topic, block_t* block, const column_t* values, int64_t start, int64_t stop, int64_t first,
+    int64_t below,
+) noexcept nogil:
+    """Key-less values for the partition whose turn it is, up to the first that needs a decision; returns how many.
+
+    What `append` does for each of them, less what cannot change in between: they share the lane, its last chunk and
+    its batch, and that stays open. Half the cost of a small record in a bulk call.
+    `first` is the call's index of element 0; values of `below` bytes and more are left to `append`.
+    """
+    cdef lane_t* lane
+    cdef chunk_t* chunk
+    cdef slot_t* slot
+    cdef const char* value
+    cdef char* to
+    cdef int64_t size, wire, total = 0, i = start, room, left = topic.sticky.bound * 2 - topic.sticky.produced
+    if topic.sticky.partition < 0 or acc.linger_us > SPAN_US or acc.place_us or acc.overdraft:
+        return 0
+    lane = topic.lanes.lanes[topic.sticky.partition]
+    if lane == NULL or not lane.batch_open or lane.tail == NULL:
+        return 0
+    chunk = lane.tail
+    if chunk.sealed or chunk.rich or chunk.by_reference or chunk.block != block or chunk.epoch != acc.place_epoch:
+        return 0
+    room = (acc.limit - acc.used) // max(acc.record_overhead, 1)
+    if room < stop - start:
+        stop = start + max(room, 0)
+    while i < stop and column_get(values, i, &value, &size) == CELL_VALUE and size < below:
+        wire = record_wire_size(lane.batch_records, -1, size, 1)
+        if (
+            lane.batch_bytes + wire >= lane.batch_limit
+            or wire >= left
+            or chunk.used + size + (chunk.count + 1) * chunk.stride > chunk.capacity
+        ):
+            break
+        to = data_of(chunk) + chunk.used
+        memcpy(to, value, size)
+        slot = slot_at(chunk, chunk.count)
+        slot.payload = to
+        slot.key = NULL
+        slot.size = <uint32_t>size
+        slot.key_size = 0
+        slot.index = <uint32_t>(first + i)
+        slot.state = PENDING
+        chunk.used += <uint32_t>size
+        chunk.count += 1
+        lane.batch_records += 1
+        lane.batch_bytes += wire
+        left -= wire
+        total += size
+        i += 1
+    topic.sticky.produced = topic.sticky.bound * 2 - left
+    i -= start
+    chunk.charge += i * acc.record_overhead
+    acc.used += i * acc.record_overhead
+    acc.records += i
+    lane.in_records += i
+    lane.in_bytes += total
+    if block != NULL:
+        block.taken += i
+        block.receipt.accepted += i
+        block.receipt.bytes += total
+    return i
+
+
+cdef int route_undecided(accumulator_t* acc, topic_t* topic, int32_t* wanted) noexcept nogil:
+    """Moves the records that waited for metadata to their lanes, in order.
+
+    `wanted` holds the choices of a Python partitioner for the first chunk, and only that is moved. Records already
+    admitted may exceed the pool by one chunk while they move. Returns -1 when memory is short.
+    """
+    cdef lane_t* lane = topic.undecided
+    cdef chunk_t* chunk
+    cdef slot_t* slot
+    cdef rich_t* more = NULL
+    cdef record_t record
+    cdef uint32_t i
+    cdef int32_t partition
+    cdef int status
+    cdef int64_t before
+    cdef bint moved = False
+    while lane.head != NULL and not (wanted != NULL and moved):
+        chunk = lane.head
+        moved = True
+        # Records keep their place in flush and their age, so that the delivery timeout counts from produce.
+        acc.overdraft = True
+        acc.place_epoch = chunk.epoch
+        acc.place_us = chunk.created_us
+        acc.place_ms = chunk.created_ms
+        before = acc.live_chunks
+        for i in range(chunk.count):
+            slot = slot_at(chunk, i)
+            if slot.state == MOVED:
+                continue
+            memset(&record, 0, sizeof(record_t))
+            record.value = slot.payload
+            record.size = slot.size if slot.payload != NULL else -1
+            record.key = slot.key
+            record.key_size = slot.key_size if slot.key != NULL else -1
+            record.partition = slot.state
+            record.index = slot.index
+            record.block = chunk.block
+            record.by_reference = chunk.by_reference
+            if wanted != NULL and slot.state < 0:
+                record.partition = wanted[i]
+            if chunk.rich:
+                more = rich_at(chunk, i)
+                record.callback = more.callback
+                record.timestamp = more.timestamp
+                record.headers = more.headers
+                record.clock_us = more.clock_us
+                if more.headers != NULL:
+                    record.headers_size = headers_head(more.headers).size
+            status = append(acc, topic, &record, &partition)
+            if status == APPEND_NO_MEMORY:
+                _count_new_chunks(acc, chunk.epoch, acc.live_chunks - before)
+                _end_move(acc, topic)
+                return -1
+            lane.in_records -= 1
+            lane.in_bytes -= <int64_t>slot.size + slot.key_size
+            if status == APPEND_OK:
+                slot.state = MOVED
+                chunk.moved += 1
+                acc.records -= 1
+                if chunk.rich and more.callback != NULL:
+                    more.callback = NULL
+                    chunk.callbacks -= 1
+            else:
+                if chunk.rich:
+                    more.partition = record.partition  # for the callback
+                slot.state = ERR_UNKNOWN_PARTITION
+                chunk.failed += 1
+                lane.failed_records += 1  # no record of this lane is in flight: nobody else counts
+                if chunk.rich and more.clock_us:
+                    more.clock_us = fp_now_us() - more.clock_us
+        _count_new_chunks(acc, chunk.epoch, acc.live_chunks - before)
+        _end_move(acc, topic)
+        lane.head = chunk.next
+        if lane.head == NULL:
+            lane.tail = NULL
+        chunk.next = NULL
+        chunk.resolved = chunk.returned = chunk.sent = chunk.count
+        publish(acc, chunk)
+        chunk_release(acc, chunk)
+    return 0
+
+
+cdef void _end_move(accumulator_t* acc, topic_t* topic) noexcept nogil:
+    cdef int32_t i
+    cdef lane_t* lane
+    for i in range(topic.lanes.size):  # later records must not inherit the age of those moved
+        lane = topic.lanes.lanes[i]
+        if lane != NULL and lane.tail != NULL:
+            lane.tail.sealed = 1
+    acc.overdraft = False
+    acc.place_epoch = acc.epoch
+    acc.place_us = acc.place_ms = 0
+
+
+cdef void _count_new_chunks(accumulator_t* acc, uint32_t epoch, int64_t chunks) noexcept nogil:
+    """Chunks made of records that a running flush already waits for."""
+    cdef flusher_t* flusher = acc.flushers
+    while flusher != NULL:
+        if epoch <= flusher.epoch:
+            flusher.remaining += chunks
+        flusher = flusher.next

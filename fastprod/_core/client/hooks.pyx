@@ -1,0 +1,108 @@
+# What librdkafka calls: when a client is made, connections come and go, brokers throttle, its queue has something.
+
+cdef int _conf_init "fp_conf_init"(void* conf) noexcept nogil:
+    """Called while confluent_kafka.Producer() configures a client, on the thread that makes it."""
+    cdef void* client = fp_get_newborn()
+    if client == NULL:
+        return 0  # somebody else's client listed our library
+    rdkafka.conf_set_throttle_cb(<rd_kafka_conf_t*>conf, _on_throttle)
+    return rdkafka.conf_interceptor_add_on_new(<rd_kafka_conf_t*>conf, b"fastprod", _on_new, client)
+
+
+cdef rd_kafka_resp_err_t _on_new(
+    rd_kafka_t* rk, const rd_kafka_conf_t* conf, void* opaque, char* errstr, size_t errstr_size
+) noexcept nogil:
+    cdef rd_kafka_resp_err_t error
+    (<client_t*>opaque).rk = rk
+    error = rdkafka.interceptor_add_on_broker_state_change(rk, b"fastprod", _on_broker_state, opaque)
+    if error == 0:
+        error = rdkafka.interceptor_add_on_request_sent(rk, b"fastprod", _on_request_sent, opaque)
+    if error == 0:
+        error = rdkafka.interceptor_add_on_response_received(rk, b"fastprod", _on_response_received, opaque)
+    if error == 0 and (<client_t*>opaque).transactional:
+        error = rdkafka.interceptor_add_on_acknowledgement(rk, b"fastprod", _on_acknowledged, opaque)
+    return error
+
+
+cdef rd_kafka_resp_err_t _on_broker_state(
+    rd_kafka_t* rk, int32_t broker, const char* protocol, const char* name, int port, const char* state, void* opaque
+) noexcept nogil:
+    """A connection was made or lost. Runs on librdkafka's threads, some with its locks held."""
+    cdef client_t* client = <client_t*>opaque
+    cdef uint64_t bit = 1
+    cdef bint up = strcmp(state, b"UP") == 0
+    cdef broker_t* known
+    if broker >= 0:
+        fp_spin_lock(&client.brokers_lock)
+        known = _broker(client, broker)
+        if known != NULL:
+            known.up = up
+            known.known |= up
+        fp_spin_unlock(&client.brokers_lock)
+    bit <<= <uint32_t>(broker * 31 + port) & 63
+    pthread_mutex_lock(&client.acc.lock)
+    if up:
+        client.connected |= bit
+        client.reached_us = fp_now_us()
+        pthread_cond_signal(&client.scout_wake)
+    else:
+        client.connected &= ~bit
+    pthread_mutex_unlock(&client.acc.lock)
+    return 0
+
+
+cdef void _on_throttle(
+    rd_kafka_t* rk, const char* broker, int32_t broker_id, int throttle_ms, void* opaque
+) noexcept nogil:
+    """Runs inside drain() (or a transaction's wait); `opaque` is confluent's, so look `rk` up."""
+    cdef client_t* client = _client_of(rk)
+    cdef event_t* event
+    if client == NULL:
+        return
+    event = <event_t*>calloc(1, sizeof(event_t))
+    if event == NULL:
+        return
+    event.broker = strdup(broker)
+    event.broker_id = broker_id
+    event.throttle_ms = throttle_ms
+    _keep_event(client, event)
+
+
+cdef client_t* _client_of(rd_kafka_t* rk) noexcept nogil:
+    cdef int i
+    cdef client_t* found = NULL
+    fp_spin_lock(&_clients_lock)
+    for i in range(1024):
+        if _clients[i] != NULL and _clients[i].rk == rk:
+            found = _clients[i]
+            break
+    fp_spin_unlock(&_clients_lock)
+    return found
+
+
+cdef void register_client(client_t* old, client_t* new) noexcept nogil:
+    """Replaces one entry: (NULL, client) adds, (client, NULL) removes. Beyond 1024 clients throttling is silent."""
+    cdef int i
+    fp_spin_lock(&_clients_lock)
+    for i in range(1024):
+        if _clients[i] == old:
+            _clients[i] = new
+            break
+    fp_spin_unlock(&_clients_lock)
+
+
+cdef void on_queue(rd_kafka_t* rk, void* opaque) noexcept nogil:
+    """librdkafka's queue is no longer empty; runs on its threads. Whoever waits first empties it."""
+    cdef client_t* client = <client_t*>opaque
+    pthread_mutex_lock(&client.acc.lock)
+    client.news = True
+    if client.acc.done_waiting:
+        pthread_cond_broadcast(&client.acc.done)
+    if client.acc.sender_waiting:
+        pthread_cond_signal(&client.acc.work)
+    pthread_mutex_unlock(&client.acc.lock)
+
+
+cdef void set_newborn(client_t* client) noexcept nogil:
+    """The client that this thread is about to make through confluent-kafka, or NULL when that is over."""
+    fp_set_newborn(client)

@@ -1,0 +1,268 @@
+# The sender: gives ready chunks to librdkafka, watches linger and timeouts, takes delivery reports.
+
+cdef void _refused(client_t* client, lane_t* lane, chunk_t* chunk, uint32_t i, int32_t error) noexcept nogil:
+    """librdkafka would not take the record: that is its outcome."""
+    cdef bint last = False
+    fp_spin_lock(&lane.spin)
+    if slot_at(chunk, i).state == PENDING:
+        last = _settle(lane, chunk, i, error, NULL, -1)
+    fp_spin_unlock(&lane.spin)
+    if last:
+        _push_completed(client, chunk)
+
+
+cdef int _send_batch(client_t* client, lane_t* lane, chunk_t* chunk, uint32_t start, uint32_t end) noexcept nogil:
+    """One call for records start..end-1; returns how many of them librdkafka's queue had no room for.
+
+    Once all are taken the chunk may be gone, so it is touched again only for those that were not.
+    """
+    cdef rd_kafka_message_t* messages = client.scratch
+    cdef rd_kafka_message_t* message
+    cdef slot_t* slot
+    cdef uint32_t i, n = end - start
+    cdef int32_t partition = lane.partition
+    for i in range(n):
+        slot = slot_at(chunk, start + i)
+        message = &messages[i]
+        message.payload = <void*>slot.payload
+        message.len = slot.size
+        message.key = <void*>slot.key
+        message.key_len = slot.key_size
+    if <uint32_t>rdkafka.produce_batch(<rd_kafka_topic_t*>lane.topic.handle, partition, 0, messages, n) == n:
+        return 0
+    for i in range(n):
+        if messages[i].err == ERR__QUEUE_FULL:
+            return n - i  # a clean suffix
+        if messages[i].err:
+            _refused(client, lane, chunk, start + i, messages[i].err)
+    return 0
+
+
+cdef rd_kafka_headers_t* _headers(const char* packed) noexcept nogil:
+    cdef uint32_t count = headers_head(packed).count
+    cdef rd_kafka_headers_t* made = rdkafka.headers_new(count)
+    cdef const char* at = packed + sizeof(headers_t)
+    cdef header_t header
+    cdef uint32_t i
+    for i in range(count):
+        memcpy(&header, at, sizeof(header_t))
+        at += sizeof(header_t)
+        if header.value_size == 0xffffffffU:
+            rdkafka.header_add(made, at, header.name_size, NULL, -1)
+            at += header.name_size
+        else:
+            rdkafka.header_add(made, at, header.name_size, at + header.name_size, header.value_size)
+            at += header.name_size + header.value_size
+    return made
+
+
+cdef int _send_one(client_t* client, lane_t* lane, chunk_t* chunk, uint32_t i, int64_t timestamp) noexcept nogil:
+    """A record with headers or timestamp; 1 when librdkafka's queue is full."""
+    cdef rd_kafka_vu_t arguments[7]
+    cdef slot_t* slot = slot_at(chunk, i)
+    cdef rich_t* more = rich_at(chunk, i) if chunk.rich else NULL
+    cdef rd_kafka_headers_t* headers = NULL
+    cdef rd_kafka_error_t* failure
+    cdef rd_kafka_resp_err_t error
+    cdef size_t n = 5
+    arguments[0].vtype = VTYPE_RKT
+    arguments[0].u.rkt = <rd_kafka_topic_t*>lane.topic.handle
+    arguments[1].vtype = VTYPE_PARTITION
+    arguments[1].u.i32 = lane.partition if more == NULL else more.partition
+    arguments[2].vtype = VTYPE_MSGFLAGS
+    arguments[2].u.i = 0
+    arguments[3].vtype = VTYPE_VALUE
+    (<rd_kafka_vu_mem*>&arguments[3].u).ptr = <void*>slot.payload
+    (<rd_kafka_vu_mem*>&arguments[3].u).size = slot.size
+    arguments[4].vtype = VTYPE_KEY
+    (<rd_kafka_vu_mem*>&arguments[4].u).ptr = <void*>slot.key
+    (<rd_kafka_vu_mem*>&arguments[4].u).size = slot.key_size
+    if more != NULL and more.timestamp:
+        timestamp = more.timestamp
+    if timestamp:
+        arguments[n].vtype = VTYPE_TIMESTAMP
+        arguments[n].u.i64 = timestamp
+        n += 1
+    if more != NULL and more.headers != NULL:
+        headers = _headers(more.headers)
+        arguments[n].vtype = VTYPE_HEADERS
+        arguments[n].u.headers = headers
+        n += 1
+    fp_hand_over(1)
+    failure = rdkafka.produceva(client.rk, arguments, n)
+    fp_hand_over(0)
+    if failure == NULL:
+        return 0  # the headers are librdkafka's now
+    error = rdkafka.error_code(failure)
+    rdkafka.error_destroy(failure)
+    if headers != NULL:
+        rdkafka.headers_destroy(headers)
+    if error == ERR__QUEUE_FULL:
+        return 1
+    _refused(client, lane, chunk, i, error)
+    return 0
+
+
+cdef bint _send_chunk(client_t* client, lane_t* lane, chunk_t* chunk) noexcept nogil:
+    """Gives a chunk to librdkafka; false when its queue is full and some of it is left."""
+    cdef uint32_t i = chunk.sent, start, count = chunk.count, left
+    cdef int64_t timestamp = 0
+    cdef rich_t* more
+    cdef bint single
+    cdef bint mixed = chunk.single
+    if fp_now_us() - chunk.created_us > LATE_US:
+        timestamp = chunk.created_ms
+    enter_flight(lane, chunk)
+    # The chunk counts as sent before the calls: it may be acknowledged and gone by the time they return.
+    chunk.sent = count
+    if not mixed and timestamp == 0:
+        left = _send_batch(client, lane, chunk, i, count)
+        if left:
+            chunk.sent = count - left
+            return False
+        return True
+    while i < count:
+        start = i
+        single = timestamp != 0
+        while i < count and not single:
+            more = rich_at(chunk, i)
+            single = more.headers != NULL or more.timestamp != 0 or more.partition != lane.partition
+            if not single:
+                i += 1
+        if i > start:
+            left = _send_batch(client, lane, chunk, start, i)
+            if left:
+                chunk.sent = i - left
+                return False
+        if i < count:
+            # A record not handed over yet keeps the chunk alive, so reading it here is safe.
+            if _send_one(client, lane, chunk, i, timestamp):
+                chunk.sent = i
+                return False
+            i += 1
+    return True
+
+
+cdef void _expire(client_t* client, int64_t now) noexcept nogil:
+    """Ends records whose delivery timeout, counted from produce, is over. The lock is held."""
+    cdef accumulator_t* acc = &client.acc
+    cdef topic_t* topic = acc.topics
+    cdef lanes_t* lanes
+    cdef lane_t* lane
+    cdef int32_t i
+    if acc.timeout_us == 0:
+        return
+    fail_waiting(acc, ERR__MSG_TIMED_OUT, now - acc.timeout_us)
+    while topic != NULL:
+        lanes = topic.lanes
+        for i in range(lanes.size):
+            lane = lanes.lanes[i]
+            if lane != NULL:
+                _expire_flying(acc, lane, now - acc.timeout_us - GRACE_US)
+        _expire_flying(acc, topic.unassigned, now - acc.timeout_us - GRACE_US)
+        topic = topic.next
+
+
+cdef void _expire_flying(accumulator_t* acc, lane_t* lane, int64_t before_us) noexcept nogil:
+    """Reports records as timed out that waited so long for metadata that librdkafka still tries to send them.
+
+    librdkafka counts from the hand-over and cannot be told otherwise. Their memory stays until it gives them back.
+    """
+    cdef chunk_t* chunk
+    cdef chunk_t* overdue = NULL
+    cdef slot_t* slot
+    cdef uint32_t i
+    fp_spin_lock(&lane.spin)
+    chunk = lane.fly_head
+    while chunk != NULL and chunk.created_us < before_us:
+        if not chunk.published and chunk.sent == chunk.count:
+            for i in range(chunk.count):
+                slot = slot_at(chunk, i)
+                if slot.state == PENDING:
+                    slot.state = EXPIRED
+                    chunk.resolved += 1
+                    chunk.failed += 1
+                    count_settled(lane, slot, True)
+                    if chunk.rich and rich_at(chunk, i).clock_us:
+                        rich_at(chunk, i).clock_us = fp_now_us() - rich_at(chunk, i).clock_us
+            chunk.refs += 1  # ours, while it is published
+            chunk.next = overdue
+            overdue = chunk
+        chunk = chunk.fly_next
+    fp_spin_unlock(&lane.spin)
+    while overdue != NULL:
+        chunk = overdue
+        overdue = chunk.next
+        publish(acc, chunk)
+        chunk_release(acc, chunk)
+
+
+cdef bint _look_for_stuck(client_t* client, int64_t now) noexcept nogil:
+    """Whether some lane has records out and hears nothing, or that it is not there: its leader may have moved."""
+    cdef topic_t* topic = client.acc.topics
+    cdef lane_t* lane
+    cdef int32_t i
+    cdef bint stuck = False
+    while topic != NULL:
+        if topic.doubtful:
+            topic.doubtful = False
+            topic.metadata_us = 0
+            stuck = True
+        elif now - topic.metadata_us > STUCK_US and topic.partitions:
+            for i in range(topic.lanes.size):
+                lane = topic.lanes.lanes[i]
+                if lane != NULL and queued_records(lane) and (
+                    now - fp_load64(&lane.progress_us) > STUCK_US + client.acc.linger_us
+                ):
+                    topic.metadata_us = 0  # due now
+                    stuck = True
+                    break
+        topic = topic.next
+    return stuck
+
+
+cdef void* sender_main(void* argument) noexcept nogil:
+    cdef client_t* client = <client_t*>argument
+    cdef accumulator_t* acc = &client.acc
+    cdef lane_t* lane
+    cdef chunk_t* chunk
+    cdef chunk_t* following
+    cdef int64_t now, checked = 0
+    pthread_mutex_lock(&acc.lock)
+    while not client.stop:
+        now = fp_now_us()
+        if now - checked >= 1000000 or (acc.timeout_us and now - checked >= acc.timeout_us >> 2):
+            checked = now
+            _expire(client, now)
+            if _look_for_stuck(client, now):
+                pthread_cond_signal(&client.scout_wake)
+        if client.news or fp_load_ptr(&client.completed) != NULL:
+            pthread_mutex_unlock(&acc.lock)
+            drain(client)
+            pthread_mutex_lock(&acc.lock)
+        lane = next_ready(acc, now)
+        if lane == NULL and (client.news or client.stop):
+            continue
+        if lane == NULL:
+            now = next_deadline(acc, now)
+            if acc.timeout_us:
+                now = min(now, checked + max(acc.timeout_us >> 2, 1000))
+            acc.sender_waiting = True
+            fp_cond_wait_until(&acc.work, &acc.lock, now)
+            acc.sender_waiting = False
+            continue
+        chunk = detach(acc, lane)
+        client.sending = True
+        pthread_mutex_unlock(&acc.lock)
+        while chunk != NULL:
+            following = chunk.next
+            if not _send_chunk(client, lane, chunk):
+                break
+            chunk = following
+        pthread_mutex_lock(&acc.lock)
+        client.sending = False
+        if chunk != NULL:
+            lane.retry_us = fp_now_us() + RETRY_US
+            reattach(acc, lane, chunk)
+    pthread_mutex_unlock(&acc.lock)
+    return NULL
