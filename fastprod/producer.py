@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 DeliveryCallback = Callable[[KafkaError | None, Any], None]
 
 ABORT_S = 5.0  # for a transaction that is still open when its producer is dropped
+FLIGHT_S = 10.0  # how long an abort waits for records on their way
 
 _live: weakref.WeakSet[Producer] = weakref.WeakSet()
 _numbers = itertools.count(1)
@@ -46,6 +47,9 @@ class Producer(confluent_kafka.Producer):
     """
 
     _runtime: Runtime | None = None
+    _in_transaction = False
+    _pending: str | None = None  # commit_transaction or abort_transaction, which timed out: librdkafka is at it
+    _lost = 0  # records without outcome when it was closed
     name: str
     """Whose figures these are, in `stats()` and where those of several producers are merged."""
 
@@ -236,8 +240,22 @@ class Producer(confluent_kafka.Producer):
     def begin_transaction(self) -> None:
         """Starts a transaction; records may be produced from now on."""
         runtime = self._open()
+        if self._pending:
+            self._raise_verdict()
+            raise _state_error(
+                f"the last transaction is not over: {self._pending}() timed out, so its outcome is open; call "
+                f"{self._pending}() again, which goes on with it"
+            )
+        if runtime.ends_lost:
+            raise _state_error(
+                "a request to end an earlier transaction was lost without an answer. Brokers may still act on it, and would "
+                "end the next transaction half-way: make a new Producer with the same transactional.id, whose "
+                "init_transactions() rules that out",
+                fatal=True,
+            )
         super().begin_transaction()
-        runtime.set_transaction(True)
+        self._in_transaction = True
+        runtime.open_transaction()
 
     def send_offsets_to_transaction(self, *args: Any) -> None:
         """Adds consumer offsets to the transaction."""
@@ -245,37 +263,82 @@ class Producer(confluent_kafka.Producer):
         super().send_offsets_to_transaction(*args)
 
     def commit_transaction(self, timeout: float = -1) -> None:
-        """Sends and waits for everything produced in the transaction, then commits it."""
+        """Sends and waits for everything produced in the transaction, then commits it.
+
+        From here on no thread can produce. When this times out, call it again: that goes on with the commit, and is
+        the only way to learn how it ended. When records have failed, only `abort_transaction()` is left.
+        """
         runtime = self._open()
+        if self._pending == "abort_transaction":
+            raise _state_error("abort_transaction() timed out and is not over: call it again, which goes on with it")
         start = time.monotonic()
-        if runtime.records and runtime.flush(timeout):
-            raise confluent_kafka.KafkaException(
-                KafkaError(
-                    KafkaError._TIMED_OUT,
-                    f"{len(self)} records of the transaction are not acknowledged yet; commit again or abort"
-                    + (f" ({trouble})" if (trouble := runtime.trouble()) else ""),
-                    False,
-                    True,
+        if self._in_transaction and not self._pending:
+            runtime.shut_transaction("the transaction is being committed: begin another one before you produce")
+            if runtime.records and runtime.flush(timeout):
+                raise confluent_kafka.KafkaException(
+                    KafkaError(
+                        KafkaError._TIMED_OUT,
+                        f"{len(self)} records of the transaction are not acknowledged yet; commit again or abort"
+                        + (f" ({trouble})" if (trouble := runtime.trouble()) else ""),
+                        False,
+                        True,
+                    )
                 )
-            )
-        failed, first_error = runtime.failures()
-        if failed:
-            if runtime.in_transaction:
+            failed, first_error = runtime.failures()
+            if failed:
                 self._raise_verdict()
-            # librdkafka has not seen those that failed before they reached it, and would commit the rest.
-            raise confluent_kafka.KafkaException(
-                KafkaError(
-                    KafkaError._INCONSISTENT,
-                    f"{failed} records of the transaction failed, the first with "
-                    f"«{KafkaError(first_error).str()}»; call abort_transaction()",
-                    False,
-                    False,
-                    True,
+                # librdkafka has not seen those that failed before they reached it, and would commit the rest.
+                raise confluent_kafka.KafkaException(
+                    KafkaError(
+                        KafkaError._INCONSISTENT,
+                        f"{failed} records of the transaction failed, the first with "
+                        f"«{KafkaError(first_error).str()}»; call abort_transaction()",
+                        False,
+                        False,
+                        True,
+                    )
                 )
+        self._end_transaction(
+            "commit_transaction",
+            lambda: super(Producer, self).commit_transaction(
+                timeout if timeout < 0 else max(0, timeout - time.monotonic() + start)
+            ),
+        )
+
+    def abort_transaction(self, timeout: float = -1) -> None:
+        """Drops everything produced in the transaction and aborts it.
+
+        When this times out, call it again: that goes on with it.
+        """
+        runtime = self._open()
+        if self._pending == "commit_transaction":
+            raise _state_error(
+                "commit_transaction() timed out and may still succeed: call it again, which goes on with it, and abort only "
+                "if it says so"
             )
+        start = time.monotonic()
+        if self._in_transaction and not self._pending:
+            runtime.shut_transaction("the transaction is being aborted: begin another one before you produce")
+            runtime.drop_waiting()
+            # An abort that overtakes records on their way is fatal on Kafka 4 (librdkafka #4849).
+            if not runtime.failures()[0] and not self._has_verdict():
+                runtime.await_flight(FLIGHT_S if timeout < 0 else min(FLIGHT_S, timeout / 2))
+        self._end_transaction(
+            "abort_transaction",
+            lambda: super(Producer, self).abort_transaction(
+                timeout if timeout < 0 else max(0, timeout - time.monotonic() + start)
+            ),
+        )
+
+    def _end_transaction(self, name: str, end: Callable[[], None]) -> None:
+        """Runs librdkafka's side of it. While that times out it can only be called again."""
+        runtime = self._open()
         try:
-            super().commit_transaction(timeout if timeout < 0 else max(0, timeout - time.monotonic() + start))
-            runtime.set_transaction(False)
+            end()
+            self._in_transaction, self._pending = False, None
+        except confluent_kafka.KafkaException as error:
+            self._pending = name if error.args[0].retriable() else None
+            raise
         finally:
             runtime.settle_outcomes()
 
@@ -284,18 +347,15 @@ class Producer(confluent_kafka.Producer):
         try:
             super().begin_transaction()  # never begins one here: it tells the state
         except confluent_kafka.KafkaException as error:
-            if error.args[0].code() != KafkaError._STATE:
+            if error.args[0].code() not in (KafkaError._STATE, KafkaError._CONFLICT):
                 raise
 
-    def abort_transaction(self, timeout: float = -1) -> None:
-        """Drops everything produced in the transaction and aborts it."""
-        runtime = self._open()
-        runtime.drop_waiting()
+    def _has_verdict(self) -> bool:
         try:
-            super().abort_transaction(timeout)
-            runtime.set_transaction(False)
-        finally:
-            runtime.settle_outcomes()
+            self._raise_verdict()
+        except confluent_kafka.KafkaException:
+            return True
+        return False
 
     # ---- pass-through, with our checks
 
@@ -317,24 +377,31 @@ class Producer(confluent_kafka.Producer):
     def close(self, timeout: float = -1) -> bool:
         """Flushes (up to `timeout` seconds), then ends the producer; True when every record had its outcome.
 
-        A running transaction is aborted. What a callback raises is raised when the producer has ended.
+        A running transaction is aborted. When a callback raises, everything else is still delivered and every other
+        callback runs; the first exception is raised when the producer has ended.
         """
         runtime = self._runtime
         if runtime is None or runtime.closed:
-            return True
+            return self._lost == 0
         runtime.assert_usable()
-        timeout = -1 if timeout is None else timeout
-        start = time.monotonic()
+        until = float("inf") if timeout is None or timeout < 0 else time.monotonic() + timeout
+        raised: list[Exception] = []
         try:
-            runtime.flush(timeout)
-        except BaseException:
-            lost = self._end(0)
-            if lost:
-                _warn_lost(lost, "was closed")
+            while not _ran(lambda: runtime.flush(_left(until)), raised) and time.monotonic() < until:
+                pass
+        except BaseException:  # Ctrl-C, or brokers that refuse us
+            self._lost = self._end(0)
+            if self._lost:
+                _warn_lost(self._lost, "was closed")
             raise
-        lost = self._end(timeout if timeout < 0 else max(0, timeout - time.monotonic() + start))
-        runtime.run_callbacks()  # of records given up just now
-        return lost == 0
+        self._lost = self._end(_left(until))
+        while not _ran(runtime.run_callbacks, raised):  # of records given up just now
+            pass
+        if raised:
+            for error in raised[1:]:
+                core.tell(error)
+            raise raised[0]
+        return self._lost == 0
 
     def _end(self, patience: float = ABORT_S) -> int:
         """Ends threads and librdkafka's client; returns how many records had no outcome."""
@@ -343,9 +410,12 @@ class Producer(confluent_kafka.Producer):
             return 0
         lost = runtime.stop()
         _live.discard(self)
-        if runtime.in_transaction and not self._abort_within(patience):
+        if self._in_transaction and not self._abort_within(patience):
             # confluent-kafka's close() would wait for the brokers for ever. The client ends with this object instead,
             # and the brokers end the transaction when transaction.timeout.ms is over.
+            return lost
+        if runtime.flying:
+            runtime.give_up()  # likewise: confluent-kafka would wait for what librdkafka does not give back
             return lost
         try:
             super().close()
@@ -380,6 +450,26 @@ class Producer(confluent_kafka.Producer):
         runtime = self._runtime
         state = "closed" if runtime is None or runtime.closed else f"{len(self)} records outstanding"
         return f"<{type(self).__module__}.{type(self).__qualname__} {state}>"
+
+
+def _left(until: float) -> float:
+    return -1 if until == float("inf") else max(0.0, until - time.monotonic())
+
+
+def _ran(call: Callable[[], object], raised: list[Exception]) -> bool:
+    """Whether the call came to its end; what a callback in it raised is kept."""
+    try:
+        call()
+    except AuthenticationError:
+        raise
+    except Exception as error:
+        raised.append(error)
+        return False
+    return True
+
+
+def _state_error(text: str, fatal: bool = False) -> confluent_kafka.KafkaException:
+    return confluent_kafka.KafkaException(KafkaError(KafkaError._STATE, text, fatal))
 
 
 def _with_reason(error: confluent_kafka.KafkaException, runtime: Runtime) -> confluent_kafka.KafkaException:

@@ -25,8 +25,14 @@ class FailedRecord(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """What a call wrote to one partition; offsets are None where the broker told none (acks=0)."""
+    """What a call wrote to one partition.
+
+    `first` and `last` are the lowest and highest offset that brokers told, None where they told none (acks=0). `unknown`
+    records are among `records` though their offsets were not told: a broker that had a batch already, because its first
+    answer was lost, may only say so. Then `first` and `last` may not cover everything.
+    """
 
     records: int
     first: int | None
     last: int | None
+    unknown: int = 0

@@ -19,9 +19,8 @@ cdef enum:
     POLICY_UNIFORM = 0      # KIP-794: sticky by bytes, weighted by queue size
     POLICY_STICKY = 1       # KIP-480: another partition at every new batch
     POLICY_ROUND_ROBIN = 2
-    POLICY_LIBRDKAFKA = 3   # librdkafka's partitioner decides after hand-over
-    POLICY_PYTHON = 4       # the user's object decides, with the GIL
-    POLICY_PARTIAL = 5      # PIP-79: round robin over some of the partitions
+    POLICY_PYTHON = 3       # the user's object decides, with the GIL
+    POLICY_PARTIAL = 4      # PIP-79: round robin over some of the partitions
 
     APPEND_OK = 0
     APPEND_NO_ROOM = 1            # the pool is full: wait, then append again
@@ -29,15 +28,23 @@ cdef enum:
     APPEND_TOO_LARGE = 3          # larger than the whole pool
     APPEND_NO_MEMORY = 4          # malloc failed
     APPEND_NO_CHOICE = 5          # metadata came meanwhile: ask the Python partitioner, then append again
+    APPEND_CLOSED = 6             # the producer is closed
+    APPEND_NO_TRANSACTION = 7     # none has begun, or it is being committed or aborted
+
+    GATE_OPEN = 0                 # whether records are taken at all: accumulator_t.gate
+    GATE_NO_TRANSACTION = 1
+    GATE_CLOSED = 2
 
     PENDING = 0x7fffffff  # slot_t.state while the outcome is open
     MOVED = 0x7ffffffe    # the record went on to another chunk
     EXPIRED = 0x7ffffffd  # timed out here, but librdkafka has not given it back yet
-    BACKREF_BYTES = 12    # before a payload in the unassigned lane: its chunk and slot
+    CHUNK_SLOTS = 4096    # a chunk has fewer, so that a number below it fits into a token
     SIZE_CLASSES = 4
     ERR_TIMED_OUT = -192  # librdkafka's codes for what ends a record here
     ERR_UNKNOWN_PARTITION = -190
     ERR_PURGED = -152
+    ERR_APPLICATION = -143
+    CHOICE_FAILED = -2    # among a Python partitioner's choices: it raised
 
     TABLE_US = 5000       # the load table is rebuilt at most this often
 
@@ -73,6 +80,7 @@ ctypedef struct extent_t:     # what a bulk call wrote to one partition
     int64_t records
     int64_t first             # lowest and highest offset, -1 = unknown
     int64_t last
+    int64_t unknown           # of the records, those whose offset the broker did not tell
 
 ctypedef struct receipt_t:    # outcome of bulk calls; under the accumulator's lock
     int32_t refs              # the Python Receipt and every block
@@ -92,16 +100,28 @@ ctypedef struct block_t:      # records of a bulk call that share their source b
     int64_t failure_count
     int64_t failure_capacity
 
+ctypedef struct run_t:        # neighbours in a chunk that came by the same bulk call, or by none
+    run_t* next
+    block_t* block            # counted reference, or NULL
+    int64_t first_offset      # lowest and highest offset acknowledged, -1 = none
+    int64_t last_offset
+    uint32_t start            # slot of the first
+    uint32_t failed
+    uint32_t moved            # records that went on to another chunk
+    uint32_t unknown          # acknowledged, but the broker did not tell the offset
+
 ctypedef struct chunk_t:
     chunk_t* next             # next in the lane's waiting list or the delivery list
     chunk_t* fly_next         # next in the lane's in-flight list, then in the completion stack
+    chunk_t* fly_prev
     lane_t* lane
-    block_t* block            # counted reference, or NULL
+    run_t runs                # the first; others lie among the data
+    run_t* last_run
+    run_t* ending             # where an outcome came last; a guess
     int64_t charge            # bytes taken from the pool
+    int64_t reserved          # of these, for records to come
     int64_t created_us        # monotonic, when its first record came
     int64_t created_ms        # wall clock
-    int64_t first_offset      # lowest and highest offset acknowledged, -1 = none
-    int64_t last_offset
     uint32_t capacity         # bytes after this header
     uint32_t used             # data bytes
     uint32_t stride           # bytes per slot
@@ -111,22 +131,22 @@ ctypedef struct chunk_t:
     uint32_t returned         # records librdkafka has given back
     uint32_t failed
     uint32_t moved            # records that went on to another chunk
-    uint32_t cursor           # slot expected to be acknowledged next
     uint32_t callbacks        # slots with a callback
     uint32_t delivered        # slots whose callback has run
     uint32_t epoch            # flush generation
     int32_t refs              # librdkafka/accumulator, delivery list
     int8_t size_class         # index into the free lists, -1 = odd size
     uint8_t rich
-    uint8_t by_reference      # values and keys live in pinned buffers
+    uint8_t aged              # made of records that had waited for metadata
     uint8_t single            # has headers or timestamps: hand over one by one
     uint8_t sealed
+    uint8_t handed            # to the sender, and counted in accumulator_t.flying
     uint8_t published
     uint8_t flying            # in the in-flight list
 
 ctypedef struct lane_t:
     topic_t* topic
-    int32_t partition         # -1: undecided or unassigned
+    int32_t partition         # -1: undecided
     int8_t size_class         # of the next chunk
     # waiting records
     chunk_t* head
@@ -172,21 +192,25 @@ ctypedef struct lanes_t:      # published atomically, because acknowledgements r
 
 ctypedef struct topic_t:
     char* name                # owned
+    size_t name_size
+    uint32_t hash             # of the name
+    topic_t* same_hash        # next in the table of names
     void* handle              # rd_kafka_topic_t*
     void* label               # borrowed: the name as Python str, held by the Runtime
     topic_t* next
     lanes_t* lanes
     lane_t* undecided         # waits for metadata
-    lane_t* unassigned        # librdkafka's partitioner decides: all records go here, in order
     int32_t partitions        # 0 = not known yet
     int32_t available_count
     int32_t* available        # owned: partitions with a leader
     int32_t* leaders          # owned: broker id per partition, -1 = none
+    int64_t version           # grows with every change of partitions or leaders
     int32_t metadata_error
+    bint asked                # the scout is asking for its metadata
     bint doubtful             # records were refused for want of the topic or partition: ask for metadata
     int64_t metadata_us       # last answer, 0 = never
     int64_t unknown_since_us  # first «unknown topic» answer in a row
-    bint routing              # the undecided lane is being routed outside the lock
+    bint routing              # a Python partitioner is being asked about records of the undecided lane
     sticky_t sticky
     uint64_t turn             # round robin
     partial_t partial         # partial round robin
@@ -212,7 +236,9 @@ ctypedef struct topic_t:
 ctypedef struct waiter_t:     # one thread waiting for memory, first come first served
     pthread_cond_t wake
     waiter_t* next
-    int64_t need
+    int64_t need              # bytes that it would have
+    int64_t granted           # bytes set aside for it: it is out of the queue then
+    bint queued
 
 ctypedef struct flusher_t:    # one thread in flush: waits for the chunks that existed when it came
     flusher_t* next
@@ -234,16 +260,23 @@ ctypedef struct record_t:     # a record on its way in
     block_t* block            # the bulk call's, or NULL
     bint by_reference
 
+# librdkafka's partitioners have this form: topic, key, its size, number of partitions, two opaque pointers
+ctypedef int32_t (*hash_f)(const void*, const void*, size_t, int32_t, void*, void*) noexcept nogil
+
 ctypedef struct accumulator_t:
     pthread_mutex_t lock
     pthread_cond_t work       # to the sender: something is ready
     pthread_cond_t done       # to flush, poll and receipts: outcomes or events have arrived
+    int gate                  # GATE_*: looked at by every append
     bint sender_waiting
     int done_waiting
     # settings
     int policy
     bint adaptive
     bint ignore_keys
+    hash_f hash               # of keys to partitions; NULL = murmur2, as Java
+    bint hash_null            # also of records without a key
+    bint spread_empty         # an empty key is no key
     int64_t linger_us
     int64_t sticky_bytes
     int64_t availability_us
@@ -259,10 +292,16 @@ ctypedef struct accumulator_t:
     waiter_t* waiters
     waiter_t* last_waiter
     bint overdraft            # records already admitted are being moved
+    bint favoured             # whoever has the lock has waited for its turn
+    int64_t spare             # bytes to be set aside in the chunk of the next record
+    int64_t flying            # bytes of chunks that librdkafka has
     bint short                # a key-less record found no room, and none has come back since
     int64_t room_us           # when some last came back after that
     # lists
     topic_t* topics
+    topic_t** topic_table     # owned: topics by name, chained; topic_mask + 1 places
+    uint32_t topic_mask       # 0 = no table yet
+    uint32_t topic_count
     lane_t* linger_head
     lane_t* linger_tail
     lane_t* ready_head
@@ -270,14 +309,16 @@ ctypedef struct accumulator_t:
     chunk_t* deliveries       # chunks with callbacks to run
     chunk_t* last_delivery
     int64_t callbacks_due
+    int64_t deliveries_open   # chunks with callbacks that have not all run
     # flush
     uint32_t epoch
     uint32_t place_epoch      # of the chunks being made: older than `epoch` while records are moved
     int64_t place_us          # likewise their age, 0 = now
     int64_t place_ms
-    int64_t live_chunks
+    int64_t live_chunks       # whose outcomes are not known yet
     flusher_t* flushers
     # counters
+    uint64_t drops            # grows when everything that waits is given up
     uint64_t news             # grows whenever somebody who waits on `done` should look again
     int64_t failed            # records that failed since it was last set to 0: transactions ask
     int32_t first_error       # why the first of them did
@@ -335,10 +376,21 @@ cdef inline rich_t* rich_at(chunk_t* chunk, uint32_t i) noexcept nogil:
 cdef inline char* data_of(chunk_t* chunk) noexcept nogil:
     return <char*>chunk + sizeof(chunk_t)
 
+# What librdkafka carries along with a record and gives back with its outcome: the chunk's address (a multiple of 16,
+# below 2**48) and the slot's number.
+cdef inline void* token_of(chunk_t* chunk, uint32_t i) noexcept nogil:
+    return <void*>((<uint64_t>chunk >> 4) * CHUNK_SLOTS + i)
+
+cdef inline chunk_t* chunk_of(void* token) noexcept nogil:
+    return <chunk_t*>((<uint64_t>token // CHUNK_SLOTS) << 4)
+
+cdef inline uint32_t index_of(void* token) noexcept nogil:
+    return <uint32_t>(<uint64_t>token % CHUNK_SLOTS)
+
 cdef int accumulator_init(accumulator_t*) noexcept nogil
 cdef void accumulator_free(accumulator_t*) noexcept nogil
 cdef topic_t* topic_new(accumulator_t*, const char* name) noexcept nogil
-cdef int widen(topic_t*, int32_t partitions) noexcept nogil
+cdef topic_t* topic_find(accumulator_t*, const char* name, size_t size) noexcept nogil
 cdef int topic_update(accumulator_t*, topic_t*, int32_t partitions, const int32_t* leaders) noexcept nogil
 cdef lane_t* lane_of(accumulator_t*, topic_t*, int32_t partition) noexcept nogil
 cdef void count_latency(lane_t*, int64_t us, int64_t records) noexcept nogil
@@ -359,12 +411,18 @@ cdef void fail_unsent(accumulator_t*, chunk_t*, int32_t error) noexcept nogil
 cdef int64_t fail_lane(accumulator_t*, lane_t*, int32_t error, int64_t before_us) noexcept nogil
 cdef int64_t fail_waiting(accumulator_t*, int32_t error, int64_t before_us) noexcept nogil
 cdef void enter_flight(lane_t*, chunk_t*) noexcept nogil
+cdef void fail_flying(accumulator_t*, int32_t error) noexcept nogil
+cdef bint is_flying(accumulator_t*) noexcept nogil
+cdef void expire_flying(accumulator_t*, int64_t before_us) noexcept nogil
+cdef void resolve(lane_t*, chunk_t*, uint32_t i, int32_t state, int64_t offset) noexcept nogil
 cdef void unlink_flying(lane_t*, chunk_t*) noexcept nogil
 cdef void publish(accumulator_t*, chunk_t*) noexcept nogil
+cdef void tell_news(accumulator_t*) noexcept nogil
 cdef void chunk_release(accumulator_t*, chunk_t*) noexcept nogil
 cdef void block_release(block_t*) noexcept nogil
 cdef void receipt_release(receipt_t*) noexcept nogil
-cdef bint pool_has_room(accumulator_t*, int64_t need) noexcept nogil
 cdef void wake_waiters(accumulator_t*) noexcept nogil
+cdef void enter_queue(accumulator_t*, waiter_t*, int64_t least) noexcept nogil
 cdef void leave_queue(accumulator_t*, waiter_t*) noexcept nogil
-cdef int64_t footprint(accumulator_t*, record_t*) noexcept nogil
+cdef void use_grant(accumulator_t*, waiter_t*) noexcept nogil
+cdef int64_t footprint(accumulator_t*, const record_t*) noexcept nogil

@@ -7,7 +7,7 @@ the batch that Java would have built is full, when `linger.ms` is over, on flush
 
 from libc.stdint cimport INT64_MAX
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memcpy, memset, strdup, strlen
+from libc.string cimport memcmp, memcpy, memset, strdup, strlen
 
 from fastprod._core._balance cimport (
     BATCH_HEADER_BYTES,
@@ -54,6 +54,7 @@ cdef enum:
     STRIKES = 10                          # rebuilds in a row that must find queues uneven
     CATCH_UP = 64                         # sticky bounds that a partition may be behind when they are even again
     START_US = 2000000                    # after which a lane's queue counts in any case
+    GRANT_BYTES = 262144                  # what a thread waits for when memory is short: a full chunk of small records
 
 cdef uint32_t* CLASS_BYTES = [2048, 8192, 32768, 65536]  # whole allocations, header included
 

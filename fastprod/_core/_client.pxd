@@ -9,7 +9,8 @@ from fastprod._core._rdkafka cimport rd_kafka_event_t, rd_kafka_message_t, rd_ka
 
 cdef enum:
     SCRATCH_MESSAGES = 4096     # most that go to librdkafka in one call; a chunk never holds more
-    PRODUCE_REQUEST = 0         # Kafka's number for it
+    PRODUCE_REQUEST = 0         # Kafka's numbers for them
+    END_TXN_REQUEST = 26
 
 ctypedef struct broker_t:       # what went to one broker; brokers are added and never removed, under client_t.brokers_lock
     broker_t* next
@@ -25,13 +26,6 @@ ctypedef struct broker_t:       # what went to one broker; brokers are added and
     int64_t due                 # count_repeated's
     histogram_t round_trip      # from sending a Produce request to its answer
 
-ctypedef struct handles_t:      # topics by librdkafka's handle; replaced as a whole, read without a lock
-    uint32_t mask
-    uint32_t count
-    handles_t* previous         # older tables live until the end
-    void** keys                 # rd_kafka_topic_t*
-    topic_t** topics
-
 ctypedef struct event_t:        # something for a user's callback: an event of librdkafka's, or throttling
     event_t* next
     rd_kafka_event_t* event     # NULL = throttling
@@ -43,7 +37,6 @@ ctypedef struct client_t:
     accumulator_t acc
     rd_kafka_t* rk              # owned by the confluent_kafka.Producer
     rd_kafka_queue_t* queue     # its main queue
-    handles_t* handles
     void* completed             # stack of chunks that librdkafka has given back entirely, not yet published
     rd_kafka_message_t* scratch # the sender's
     pthread_t sender
@@ -55,14 +48,15 @@ ctypedef struct client_t:
     event_t* last_event
     int64_t event_count
     unsigned long poller        # thread that last ran callbacks
+    bint delivering             # and is running some
     bint sending                # the sender has chunks that are in no list
     int guests                  # other threads that are inside librdkafka for us: stop() waits for them
     pthread_cond_t scout_wake   # a topic is new, or looks stuck
     int64_t refresh_us          # topic.metadata.refresh.interval.ms
     int64_t propagation_us      # how long a topic may stay unknown
-    void (*route)(void*, topic_t*) noexcept nogil  # routes what waited for metadata by a Python partitioner, or NULL
-    void* runtime               # its first argument
     bint transactional
+    int64_t ends_sent           # requests to end a transaction; under `brokers_lock`
+    int64_t ends_lost           # of them, those without an answer: brokers may still act on them
     uint64_t connected          # a bit per broker with a usable connection; brokers may share one. Under `acc.lock`
     # The last error about reaching a broker; guarded by `acc.lock`.
     char trouble[512]
@@ -81,10 +75,10 @@ cdef void set_newborn(client_t*) noexcept nogil
 cdef int start_threads(client_t*) noexcept nogil
 cdef int forks() noexcept nogil
 cdef void register_client(client_t* old, client_t* new) noexcept nogil
-cdef int add_handle(client_t*, void* handle, topic_t*) noexcept nogil
-cdef bint is_routing(client_t*) noexcept nogil
 cdef void on_queue(rd_kafka_t*, void* client) noexcept nogil
 cdef void drain(client_t*) noexcept nogil
+cdef bint enter_as_guest(client_t*) noexcept nogil
+cdef void leave_as_guest(client_t*) noexcept nogil
 cdef void drain_as_guest(client_t*, int purge_flags) noexcept nogil
 cdef void publish_completed(client_t*) noexcept nogil
 cdef void drop_event(event_t*) noexcept nogil

@@ -12,43 +12,43 @@ librdkafka is never called with one of our locks held, so its callbacks may take
 
 from libc.stdint cimport INT64_MAX, int16_t, int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcmp, memcpy, memset, strcmp, strdup, strncpy
+from libc.string cimport memcpy, memset, strcmp, strdup, strlen, strncpy
 
 from fastprod._core._accumulator cimport (
-    BACKREF_BYTES,
     EXPIRED,
     PENDING,
-    POLICY_LIBRDKAFKA,
+    POLICY_PYTHON,
     accumulator_t,
+    chunk_of,
     chunk_release,
     chunk_t,
-    count_latency,
-    count_settled,
-    data_of,
     detach,
     enter_flight,
+    expire_flying,
     fail_lane,
     fail_waiting,
     header_t,
     headers_head,
     headers_t,
-    lane_of,
+    index_of,
     lane_t,
-    lanes_t,
     next_deadline,
     next_ready,
     publish,
     queued_records,
     reattach,
+    resolve,
     rich_at,
     rich_t,
     route_undecided,
     slot_at,
     slot_t,
+    tell_news,
+    token_of,
+    topic_find,
     topic_t,
     topic_update,
     unlink_flying,
-    widen,
 )
 from fastprod._core._histogram cimport histogram_add
 from fastprod._core._platform cimport (
@@ -87,6 +87,10 @@ cdef extern from * nogil:
     static __thread void *fp_answering;
     static void *fp_get_answering(void) { return fp_answering; }
     static void fp_set_answering(void *broker) { fp_answering = broker; }
+    /* Whether that answer told offsets. */
+    static __thread int fp_told;
+    static int fp_is_told(void) { return fp_told; }
+    static void fp_set_told(int told) { fp_told = told; }
     static void *fp_get_newborn(void) { return fp_newborn; }
     static void fp_set_newborn(void *client) { fp_newborn = client; }
 
@@ -114,6 +118,8 @@ cdef extern from * nogil:
     void fp_set_newborn(void*)
     void* fp_get_answering()
     void fp_set_answering(void*)
+    int fp_is_told()
+    void fp_set_told(int)
     int fp_is_handing_over()
     void fp_hand_over(int)
     int fp_start_thread(pthread_t*, void* (*)(void*) noexcept nogil, void*)

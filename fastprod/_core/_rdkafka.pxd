@@ -51,7 +51,7 @@ ctypedef struct rd_kafka_message_t:
     void* key                 # NULL = null key; always librdkafka's own copy in an acknowledgement
     size_t key_len
     int64_t offset            # assigned by the broker, -1001 when it told none (acks=0, some retries)
-    void* _private            # must stay NULL: confluent's delivery callback casts it
+    void* _private            # ours: a token; confluent's delivery callback must never see it
 
 cdef union rd_kafka_vu_value:
     const char* cstr
@@ -112,6 +112,7 @@ cdef enum:
     VTYPE_PARTITION = 3
     VTYPE_VALUE = 4
     VTYPE_KEY = 5
+    VTYPE_OPAQUE = 6
     VTYPE_MSGFLAGS = 7
     VTYPE_TIMESTAMP = 8
     VTYPE_HEADERS = 10
@@ -149,8 +150,11 @@ cdef enum:
     ERR_TOPIC_AUTHORIZATION_FAILED = 29
     OFFSET_INVALID = -1001
 
+# of keys: topic (not looked at), key, its size, number of partitions, two opaque pointers
+ctypedef int32_t (*hash_f)(const void*, const void*, size_t, int32_t, void*, void*) noexcept nogil
 ctypedef rd_kafka_resp_err_t (*on_new_f)(
     rd_kafka_t*, const rd_kafka_conf_t*, void*, char*, size_t) noexcept nogil
+ctypedef rd_kafka_resp_err_t (*on_destroy_f)(rd_kafka_t*, void*) noexcept nogil
 ctypedef rd_kafka_resp_err_t (*on_acknowledgement_f)(
     rd_kafka_t*, rd_kafka_message_t*, void*) noexcept nogil
 ctypedef rd_kafka_resp_err_t (*on_broker_state_f)(
@@ -186,6 +190,9 @@ cdef struct rdkafka_api:
     int (*produce_batch)(rd_kafka_topic_t*, int32_t, int, rd_kafka_message_t*, int) noexcept nogil
     rd_kafka_error_t* (*produceva)(rd_kafka_t*, const rd_kafka_vu_t*, size_t) noexcept nogil
     rd_kafka_resp_err_t (*purge)(rd_kafka_t*, int) noexcept nogil
+    hash_f msg_partitioner_consistent
+    hash_f msg_partitioner_murmur2
+    hash_f msg_partitioner_fnv1a
     rd_kafka_resp_err_t (*error_code)(const rd_kafka_error_t*) noexcept nogil
     void (*error_destroy)(rd_kafka_error_t*) noexcept nogil
     rd_kafka_headers_t* (*headers_new)(size_t) noexcept nogil
@@ -211,6 +218,8 @@ cdef struct rdkafka_api:
     # interceptors
     rd_kafka_resp_err_t (*conf_interceptor_add_on_new)(
         rd_kafka_conf_t*, const char*, on_new_f, void*) noexcept nogil
+    rd_kafka_resp_err_t (*interceptor_add_on_destroy)(
+        rd_kafka_t*, const char*, on_destroy_f, void*) noexcept nogil
     rd_kafka_resp_err_t (*interceptor_add_on_acknowledgement)(
         rd_kafka_t*, const char*, on_acknowledgement_f, void*) noexcept nogil
     rd_kafka_resp_err_t (*interceptor_add_on_broker_state_change)(

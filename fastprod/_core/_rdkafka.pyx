@@ -52,6 +52,9 @@ cdef int _load() except -1:
     (<void**>&_table.produce_batch)[0] = _resolve(library, b"produce_batch")
     (<void**>&_table.produceva)[0] = _resolve(library, b"produceva")
     (<void**>&_table.purge)[0] = _resolve(library, b"purge")
+    (<void**>&_table.msg_partitioner_consistent)[0] = _resolve(library, b"msg_partitioner_consistent")
+    (<void**>&_table.msg_partitioner_murmur2)[0] = _resolve(library, b"msg_partitioner_murmur2")
+    (<void**>&_table.msg_partitioner_fnv1a)[0] = _resolve(library, b"msg_partitioner_fnv1a")
     (<void**>&_table.error_code)[0] = _resolve(library, b"error_code")
     (<void**>&_table.error_destroy)[0] = _resolve(library, b"error_destroy")
     (<void**>&_table.headers_new)[0] = _resolve(library, b"headers_new")
@@ -72,6 +75,7 @@ cdef int _load() except -1:
     (<void**>&_table.event_stats)[0] = _resolve(library, b"event_stats")
     (<void**>&_table.event_log)[0] = _resolve(library, b"event_log")
     (<void**>&_table.conf_interceptor_add_on_new)[0] = _resolve(library, b"conf_interceptor_add_on_new")
+    (<void**>&_table.interceptor_add_on_destroy)[0] = _resolve(library, b"interceptor_add_on_destroy")
     (<void**>&_table.interceptor_add_on_acknowledgement)[0] = _resolve(library, b"interceptor_add_on_acknowledgement")
     (<void**>&_table.interceptor_add_on_broker_state_change)[0] = _resolve(
         library, b"interceptor_add_on_broker_state_change")

@@ -18,20 +18,25 @@ from fastprod.receipt import Extent, FailedRecord, Record
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
-from cpython.exc cimport PyErr_CheckSignals
+from cpython.exc cimport PyErr_CheckSignals, PyErr_SetObject, PyErr_WriteUnraisable
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcpy, memset, strdup
+from libc.string cimport memcmp, memcpy, memset, strdup
 
 from fastprod._core._accumulator cimport (
+    APPEND_CLOSED,
     APPEND_NO_CHOICE,
     APPEND_NO_ROOM,
+    APPEND_NO_TRANSACTION,
     APPEND_OK,
     APPEND_TOO_LARGE,
     APPEND_UNKNOWN_PARTITION,
-    POLICY_LIBRDKAFKA,
+    CHOICE_FAILED,
+    GATE_CLOSED,
+    GATE_NO_TRANSACTION,
+    GATE_OPEN,
     POLICY_PARTIAL,
     POLICY_PYTHON,
     POLICY_ROUND_ROBIN,
@@ -46,17 +51,21 @@ from fastprod._core._accumulator cimport (
     block_t,
     chunk_release,
     chunk_t,
+    enter_queue,
     error_of,
+    expire_flying,
     extent_t,
+    fail_flying,
+    fail_lane,
     fail_waiting,
     failure_t,
     flusher_t,
     footprint,
     headers_head,
+    is_flying,
     lane_t,
     lanes_t,
     leave_queue,
-    pool_has_room,
     queued_bytes,
     queued_records,
     receipt_release,
@@ -68,9 +77,12 @@ from fastprod._core._accumulator cimport (
     seal_all,
     slot_at,
     slot_t,
+    topic_find,
     topic_new,
     topic_t,
+    use_grant,
     waiter_t,
+    wake_waiters,
     weight_of,
 )
 from fastprod._core._balance cimport (
@@ -78,18 +90,17 @@ from fastprod._core._balance cimport (
 )
 from fastprod._core._client cimport (
     SCRATCH_MESSAGES,
-    add_handle,
     broker_t,
     client_t,
     count_repeated,
     drain,
     drain_as_guest,
     drop_event,
+    enter_as_guest,
     event_t,
     forks,
     free_brokers,
-    handles_t,
-    is_routing,
+    leave_as_guest,
     on_queue,
     publish_completed,
     register_client,
@@ -99,6 +110,7 @@ from fastprod._core._client cimport (
 from fastprod._core._columns cimport (
     CELL_BAD,
     CELL_NULL,
+    CELL_VALUE,
     COLUMN_EMPTY,
     Column,
     column_get,
@@ -123,11 +135,9 @@ from fastprod._core._platform cimport (
     pthread_cond_broadcast,
     pthread_cond_destroy,
     pthread_cond_signal,
-    pthread_equal,
     pthread_join,
     pthread_mutex_lock,
     pthread_mutex_unlock,
-    pthread_self,
 )
 from fastprod._core._rdkafka cimport *
 from fastprod._core._rdkafka cimport api as rdkafka
@@ -142,6 +152,9 @@ cdef enum:
     ZERO_COPY_BYTES = 512       # smaller values are as cheap to copy as to pin; at 400 bytes pinning gains 10 to 20 %
     MAX_PARTITIONS = 0x7fff0000 # larger numbers mean other things in slot_t.state
     BULK_STEP = 1024            # records appended under one hold of the lock
+    BULK_STEP_BYTES = 262144    # or bytes copied
+    APPEND_LOOK = 100           # a record that submit_fast leaves to submit_one
+    PURGE_US = 10000000         # librdkafka drops what it is told to drop at once, unless its threads are stuck
     SWEEP_US = 100000           # how long buffers may be kept that are done with, though older ones are not
     # What librdkafka allocates per message, besides the key: rd_kafka_msg_t and malloc's share.
     MESSAGE_OVERHEAD = 272
@@ -176,7 +189,8 @@ cdef class Runtime:
     cdef int64_t max_block_us
     cdef int64_t max_record_bytes
     cdef bint transactional
-    cdef readonly bint in_transaction
+    cdef object no_transaction  # why records are refused while the gate is shut
+    cdef dict partitions        # topic -> (version, what a Python partitioner is told)
     cdef int generation         # of forks; another number means we are in a child
     cdef object pid
     cdef readonly bint closed
@@ -193,10 +207,17 @@ cdef class Runtime:
             "uniform": POLICY_UNIFORM,
             "sticky": POLICY_STICKY,
             "round_robin": POLICY_ROUND_ROBIN,
-            "librdkafka": POLICY_LIBRDKAFKA,
             "python": POLICY_PYTHON,
             "partial": POLICY_PARTIAL,
         }[settings.policy]
+        acc.hash_null = settings.hash_null
+        acc.spread_empty = settings.spread_empty
+        if settings.hash is not None:
+            acc.hash = <hash_f><size_t>{
+                "consistent": <size_t>rdkafka.msg_partitioner_consistent,
+                "murmur2": <size_t>rdkafka.msg_partitioner_murmur2,
+                "fnv1a": <size_t>rdkafka.msg_partitioner_fnv1a,
+            }[settings.hash]
         acc.partial_limit = settings.partial_limit
         acc.partial_seed = settings.partial_seed
         acc.adaptive = settings.adaptive
@@ -212,9 +233,6 @@ cdef class Runtime:
         fp_cond_init(&self.client.scout_wake)
         self.client.refresh_us = <int64_t>(settings.metadata_refresh_ms * 1000)
         self.client.propagation_us = <int64_t>(settings.metadata_propagation_ms * 1000)
-        if acc.policy == POLICY_PYTHON:
-            self.client.route = _route_by_python
-        self.client.runtime = <void*>self
         self.partitioner = settings.partitioner
         self.on_delivery = settings.on_delivery
         self.error_cb = settings.error_cb
@@ -226,6 +244,10 @@ cdef class Runtime:
         self.max_record_bytes = settings.max_record_bytes
         self.transactional = settings.transactional
         self.client.transactional = settings.transactional
+        if settings.transactional:
+            acc.gate = GATE_NO_TRANSACTION
+        self.no_transaction = "a transactional producer needs begin_transaction() before it produces"
+        self.partitions = {}
         self.client.no_offsets = settings.no_offsets
         self.client.statistics_wanted = settings.statistics_wanted
         self.topics = {}
@@ -236,8 +258,6 @@ cdef class Runtime:
         self.gone = True
 
     def __dealloc__(self):
-        cdef handles_t* table
-        cdef handles_t* older
         if self.client == NULL or not self.gone:
             return  # librdkafka may still call us (a forked child, an interpreter going down): let it be
         drop_callbacks(self)
@@ -246,13 +266,6 @@ cdef class Runtime:
             self.client.events = event.next
             free(event.broker)  # its rd_kafka_event_t went with the client
             free(event)
-        table = self.client.handles
-        while table != NULL:
-            older = table.previous
-            free(table.keys)
-            free(table.topics)
-            free(table)
-            table = older
         accumulator_free(&self.client.acc)
         free_brokers(self.client)
         free(self.client.statistics)
@@ -267,16 +280,13 @@ cdef class Runtime:
         set_newborn(self.client)
         try:
             make()
-        except BaseException:
-            self.client.rk = NULL
-            raise
         finally:
             set_newborn(NULL)
+            self.gone = self.client.rk == NULL  # a signal handler may raise although librdkafka's client has been made
         if self.client.rk == NULL:
             raise RuntimeError(
                 "librdkafka did not load fastprod's hook; does this confluent-kafka support plugin.library.paths?"
             )
-        self.gone = False
         self.client.scratch = <rd_kafka_message_t*>calloc(SCRATCH_MESSAGES, sizeof(rd_kafka_message_t))
         if self.client.scratch == NULL:
             raise MemoryError()
@@ -295,11 +305,17 @@ cdef class Runtime:
         """
         cdef client_t* client = self.client
         cdef topic_t* topic
+        cdef waiter_t* waiter
         cdef int64_t left, until
         self.closed = True
         with nogil:
             pthread_mutex_lock(&client.acc.lock)
             client.stop = True
+            client.acc.gate = GATE_CLOSED
+            waiter = client.acc.waiters
+            while waiter != NULL:  # each leaves by itself
+                pthread_cond_signal(&waiter.wake)
+                waiter = waiter.next
             pthread_cond_broadcast(&client.acc.work)
             pthread_cond_broadcast(&client.acc.done)
             pthread_cond_broadcast(&client.scout_wake)
@@ -308,7 +324,7 @@ cdef class Runtime:
             pthread_mutex_unlock(&client.acc.lock)
             if client.threads > 0:
                 pthread_join(client.sender, NULL)
-            if client.threads > 1 and not pthread_equal(client.scout, pthread_self()):
+            if client.threads > 1:
                 pthread_join(client.scout, NULL)
             client.threads = 0
             rdkafka.queue_cb_event_enable(client.queue, NULL, NULL)
@@ -319,11 +335,11 @@ cdef class Runtime:
             pthread_mutex_unlock(&client.acc.lock)
             # Also what the delivery timeout has ended here but librdkafka still has.
             rdkafka.purge(client.rk, PURGE_F_QUEUE | PURGE_F_INFLIGHT | PURGE_F_NON_BLOCKING)
-            until = fp_now_us() + 2000000
-            while client.acc.live_chunks and fp_now_us() < until:
+            until = fp_now_us() + PURGE_US
+            while is_flying(&client.acc) and fp_now_us() < until:
                 drain(client)
                 pthread_mutex_lock(&client.acc.lock)
-                if client.acc.live_chunks:
+                if is_flying(&client.acc):
                     fp_cond_wait_until(&client.acc.done, &client.acc.lock, fp_now_us() + 2000)
                 pthread_mutex_unlock(&client.acc.lock)
             topic = client.acc.topics
@@ -343,11 +359,26 @@ cdef class Runtime:
         """Runs the callbacks that are left when the producer is closed."""
         dispatch(self)
 
+    @property
+    def flying(self):
+        """Whether librdkafka still has records of ours: confluent-kafka must not read their reports."""
+        return bool(is_flying(&self.client.acc))
+
+    def give_up(self):
+        """What librdkafka keeps though it was told to drop it counts as timed out; its memory stays."""
+        with nogil:
+            pthread_mutex_lock(&self.client.acc.lock)
+            expire_flying(&self.client.acc, INT64_MAX)
+            pthread_mutex_unlock(&self.client.acc.lock)
+
     def finish(self):
         """librdkafka's client has been destroyed."""
         register_client(self.client, NULL)
         with nogil:
             publish_completed(self.client)
+            pthread_mutex_lock(&self.client.acc.lock)
+            fail_flying(&self.client.acc, ERR__PURGE_INFLIGHT)
+            pthread_mutex_unlock(&self.client.acc.lock)
         self.gone = True
         sweep(self, True)
         self.blocks = []
@@ -384,6 +415,7 @@ cdef class Runtime:
             return self.last_topic
         if not isinstance(name, str):
             raise TypeError(f"topic must be str, not {type(name).__name__}")
+        name = sys.intern(name if type(name) is str else str.__str__(name))
         known = self.topics.get(name)
         if known is not None:
             topic = <topic_t*><size_t>known
@@ -391,24 +423,27 @@ cdef class Runtime:
             encoded = name.encode()
             if not encoded or b"\0" in encoded:
                 raise RecordError(KafkaError(ERR__INVALID_ARG, f"not a topic name: {name!r}"))
+            if not enter_as_guest(self.client):
+                raise RuntimeError("Producer has been closed")
             handle = rdkafka.topic_new(self.client.rk, encoded, NULL)
-            if handle == NULL:
-                code = rdkafka.last_error()
+            code = 0 if handle != NULL else rdkafka.last_error()
+            topic = NULL
+            if handle != NULL:
+                pthread_mutex_lock(&self.client.acc.lock)
+                topic = topic_new(&self.client.acc, encoded)
+                if topic != NULL:
+                    topic.handle = handle
+                    topic.label = <void*>name
+                    pthread_cond_signal(&self.client.scout_wake)
+                pthread_mutex_unlock(&self.client.acc.lock)
+                if topic == NULL:
+                    rdkafka.topic_destroy(<rd_kafka_topic_t*>handle)
+            leave_as_guest(self.client)
+            if code:
                 raise RecordError(KafkaError(code, f"cannot use topic {name!r}: {rdkafka.err2str(code).decode()}"))
-            self.topics[name] = None  # keeps the name alive; the GIL keeps others from making the topic, too
-            pthread_mutex_lock(&self.client.acc.lock)
-            topic = topic_new(&self.client.acc, encoded)
-            if topic != NULL:
-                topic.handle = handle
-                topic.label = <void*>name
-                if add_handle(self.client, handle, topic) < 0:
-                    topic = NULL
-                pthread_cond_signal(&self.client.scout_wake)
-            pthread_mutex_unlock(&self.client.acc.lock)
             if topic == NULL:
-                del self.topics[name]
                 raise MemoryError()
-            self.topics[name] = <size_t>topic
+            self.topics[name] = <size_t>topic  # interned: the name lives as long
         self.last_name = name
         self.last_topic = topic
         return topic
@@ -421,10 +456,8 @@ cdef class Runtime:
         """The Receipt for a bulk call to `topic`, or None for a topic per record: a new one, or that of an earlier."""
         cdef Receipt receipt
         self.check()
-        if self.transactional and not self.in_transaction:
-            raise RecordError(
-                KafkaError(ERR__STATE, "a transactional producer needs begin_transaction() before producing")
-            )
+        if self.client.acc.gate == GATE_NO_TRANSACTION:
+            raise RecordError(KafkaError(ERR__STATE, self.no_transaction))
         if earlier is not None:
             if earlier.runtime is not self:
                 raise ValueError("the receipt is another producer's")
@@ -434,8 +467,7 @@ cdef class Runtime:
             return earlier
         if topic is not None:
             self.topic_of(topic)
-        receipt = Receipt.__new__(Receipt)
-        receipt.runtime = self
+        receipt = Receipt.__new__(Receipt, self)
         receipt.topic = topic
         return receipt
 
@@ -508,29 +540,44 @@ cdef class Runtime:
         cdef client_t* client = self.client
         with nogil:
             pthread_mutex_lock(&client.acc.lock)
-            # Some chunks may be in no list at this moment, or wait for a Python partitioner's choice.
-            while (client.sending or is_routing(client)) and not client.stop:
+            while client.sending and not client.stop:  # some chunks are in no list at this moment
                 client.acc.done_waiting += 1
                 fp_cond_wait_until(&client.acc.done, &client.acc.lock, fp_now_us() + 500)
                 client.acc.done_waiting -= 1
             fail_waiting(&client.acc, ERR__PURGE_QUEUE, INT64_MAX)
             pthread_mutex_unlock(&client.acc.lock)
 
-    def set_transaction(self, bint running):
-        """Whether records may be produced now, for a transactional producer."""
-        self.in_transaction = running
+    def open_transaction(self):
+        """Records may be produced from now on."""
+        pthread_mutex_lock(&self.client.acc.lock)
         self.client.acc.failed = 0
+        if self.client.acc.gate != GATE_CLOSED:
+            self.client.acc.gate = GATE_OPEN
+        pthread_mutex_unlock(&self.client.acc.lock)
+
+    def shut_transaction(self, why):
+        """No record is taken from now on, in any thread, and `why` is what produce() says."""
+        self.no_transaction = why
+        pthread_mutex_lock(&self.client.acc.lock)
+        if self.client.acc.gate != GATE_CLOSED:
+            self.client.acc.gate = GATE_NO_TRANSACTION
+        pthread_mutex_unlock(&self.client.acc.lock)
+
+    @property
+    def ends_lost(self):
+        """Requests to end a transaction that got no answer: brokers may still act on them."""
+        return self.client.ends_lost
 
     def failures(self):
         """(how many records failed since the transaction began, the first one's error code)"""
         return self.client.acc.failed, self.client.acc.first_error
 
-    cdef void count_failure(self, int32_t error) noexcept:
-        """A record of the transaction failed before it was accepted."""
+    cdef void count_failures(self, int32_t error, int64_t records) noexcept:
+        """Records of the transaction failed before they were accepted."""
         pthread_mutex_lock(&self.client.acc.lock)
         if self.client.acc.failed == 0:
             self.client.acc.first_error = error
-        self.client.acc.failed += 1
+        self.client.acc.failed += records
         pthread_mutex_unlock(&self.client.acc.lock)
 
     def settle_outcomes(self):
@@ -540,6 +587,14 @@ cdef class Runtime:
             # The sender may be publishing some at this moment, which must not count for the next transaction.
             pthread_mutex_lock(&self.client.acc.lock)
             pthread_mutex_unlock(&self.client.acc.lock)
+
+    def await_flight(self, double timeout):
+        """Waits until librdkafka has no record any more, at most so many seconds. Runs no callbacks."""
+        cdef int64_t until = _until(timeout)
+        cdef uint64_t seen = self.client.acc.news
+        while is_flying(&self.client.acc) and fp_now_us() < until and not self.closed:
+            wait_for_news(self, until, seen)
+            seen = self.client.acc.news
 
     def outstanding(self):
         """Records without outcome, plus callbacks and events that wait for poll()."""
@@ -608,3 +663,8 @@ def poll(self, timeout=-1):
 def check_headers(headers):
     """Raises what produce() would raise for such headers."""
     pack_headers(headers)
+
+
+def tell(error):
+    """Tells of an exception that no caller can be given, through sys.unraisablehook."""
+    write_unraisable(error, None)

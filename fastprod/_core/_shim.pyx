@@ -26,7 +26,6 @@ from fastprod._core._accumulator cimport (
     choose,
     chunk_release,
     chunk_t,
-    count_settled,
     detach,
     enter_flight,
     fail_waiting,
@@ -36,6 +35,7 @@ from fastprod._core._accumulator cimport (
     queued_bytes,
     rebuild_table,
     record_t,
+    resolve,
     route_undecided,
     seal_all,
     slot_at,
@@ -106,8 +106,9 @@ cdef class Accumulator:
         try:
             if topic_update(&self.acc, self.topic, partitions, brokers) < 0:
                 raise MemoryError()
-            if route_undecided(&self.acc, self.topic, NULL) < 0:
-                raise MemoryError()
+            while self.topic.undecided.head != NULL:
+                if route_undecided(&self.acc, self.topic, NULL) < 0:
+                    raise MemoryError()
         finally:
             free(brokers)
 
@@ -190,10 +191,9 @@ cdef class Accumulator:
         while lane != NULL and lane.fly_head != NULL:
             chunk = lane.fly_head
             for i in range(chunk.count):
-                slot_at(chunk, i).state = 0
-                count_settled(lane, slot_at(chunk, i), False)
+                resolve(lane, chunk, i, 0, -1)
             unlink_flying(lane, chunk)
-            chunk.resolved = chunk.returned = chunk.count
+            chunk.returned = chunk.count
             publish(&self.acc, chunk)
             chunk_release(&self.acc, chunk)
 

@@ -38,12 +38,18 @@ cdef void _enlist(accumulator_t* acc, lane_t* lane, int where) noexcept nogil:
 cdef chunk_t* detach(accumulator_t* acc, lane_t* lane) noexcept nogil:
     """Takes all waiting chunks of a lane for hand-over; the lane then has no batch."""
     cdef chunk_t* chunks = lane.head
+    cdef chunk_t* chunk = chunks
     cdef chunk_t* last = lane.tail
     _unlist(acc, lane)
     lane.head = lane.tail = NULL
     lane.batch_open = False
+    while chunk != NULL:
+        chunk.handed = 1
+        acc.flying += chunk.charge
+        chunk = chunk.next
     if last != NULL:
-        last.sealed = 1
+        acc.flying -= last.reserved
+        _seal(acc, last)
         # Lanes that end their linger with little in the chunk go on with smaller ones.
         if chunks == last and lane.size_class > 0 and last.used + last.count * last.stride < last.capacity >> 2:
             lane.size_class -= 1
@@ -53,7 +59,11 @@ cdef chunk_t* detach(accumulator_t* acc, lane_t* lane) noexcept nogil:
 cdef void reattach(accumulator_t* acc, lane_t* lane, chunk_t* chunks) noexcept nogil:
     """Puts chunks that librdkafka had no room for back in front."""
     cdef chunk_t* last = chunks
-    while last.next != NULL:
+    while True:
+        last.handed = 0
+        acc.flying -= last.charge
+        if last.next == NULL:
+            break
         last = last.next
     last.next = lane.head
     lane.head = chunks
@@ -66,9 +76,10 @@ cdef void reattach(accumulator_t* acc, lane_t* lane, chunk_t* chunks) noexcept n
 cdef lane_t* next_ready(accumulator_t* acc, int64_t now) noexcept nogil:
     """A lane whose records may go to librdkafka now, or NULL."""
     cdef lane_t* lane
-    while acc.linger_head != NULL and (
-        acc.waiters != NULL or acc.linger_head.first_us + acc.linger_us <= now
-    ):
+    while acc.linger_head != NULL and acc.linger_head.first_us + acc.linger_us <= now:
+        _enlist(acc, acc.linger_head, LIST_READY)
+    # Memory is short: what librdkafka has comes back by itself, but not what lingers.
+    if acc.linger_head != NULL and acc.ready_head == NULL and acc.waiters != NULL and acc.flying < acc.limit // 2:
         _enlist(acc, acc.linger_head, LIST_READY)
     lane = acc.ready_head
     while lane != NULL and lane.retry_us > now:
@@ -97,9 +108,9 @@ cdef void seal_all(accumulator_t* acc) noexcept nogil:
     lane = acc.ready_head
     while lane != NULL:
         lane.batch_open = False
-        lane.tail.sealed = 1
+        _seal(acc, lane.tail)
         lane = lane.list_next
     while topic != NULL:
         if topic.undecided.tail != NULL:
-            topic.undecided.tail.sealed = 1
+            _seal(acc, topic.undecided.tail)
         topic = topic.next

@@ -1,5 +1,36 @@
 # How records end, and who is told.
 
+cdef inline run_t* _run_of(chunk_t* chunk, uint32_t i) noexcept nogil:
+    cdef run_t* run = chunk.ending if i >= chunk.ending.start else &chunk.runs
+    while run.next != NULL and run.next.start <= i:
+        run = run.next
+    chunk.ending = run
+    return run
+
+
+cdef void resolve(lane_t* lane, chunk_t* chunk, uint32_t i, int32_t state, int64_t offset) noexcept nogil:
+    """Notes the outcome of a record: 0 = acknowledged, at an offset unless that is negative. `lane.spin` is held."""
+    cdef slot_t* slot = slot_at(chunk, i)
+    cdef run_t* run = _run_of(chunk, i)
+    slot.state = state
+    chunk.resolved += 1
+    count_settled(lane, slot, state != 0)
+    if state:
+        chunk.failed += 1
+        run.failed += 1
+    elif offset < 0:
+        run.unknown += 1
+    else:
+        if run.first_offset < 0 or offset < run.first_offset:
+            run.first_offset = offset
+        if offset > run.last_offset:
+            run.last_offset = offset
+    if chunk.rich:
+        rich_at(chunk, i).offset = offset
+        if rich_at(chunk, i).clock_us:
+            rich_at(chunk, i).clock_us = fp_now_us() - rich_at(chunk, i).clock_us
+
+
 cdef int32_t _first_error(chunk_t* chunk) noexcept nogil:
     cdef uint32_t i
     for i in range(chunk.count):
@@ -8,19 +39,44 @@ cdef int32_t _first_error(chunk_t* chunk) noexcept nogil:
     return 0
 
 
-cdef void publish(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
-    """Makes the outcomes of a chunk known: to its receipt, to flush, and to the callbacks' queue."""
-    cdef flusher_t* flusher = acc.flushers
-    cdef receipt_t* receipt = NULL if chunk.block == NULL else chunk.block.receipt
+cdef void _tell_receipt(chunk_t* chunk, run_t* run) noexcept nogil:
+    cdef receipt_t* receipt = run.block.receipt
+    cdef uint32_t i, end = chunk.count if run.next == NULL else run.next.start
+    cdef int64_t acknowledged = <int64_t>end - run.start - run.moved - run.failed
     cdef slot_t* slot
-    cdef uint32_t i
+    receipt.acknowledged += acknowledged
+    receipt.failed += run.failed
+    if run.failed:
+        for i in range(run.start, end):
+            slot = slot_at(chunk, i)
+            if slot.state != 0 and slot.state != MOVED:
+                _block_add_failure(
+                    run.block,
+                    slot.index,
+                    error_of(slot),
+                    rich_at(chunk, i).partition if chunk.rich else chunk.lane.partition,
+                )
+    if acknowledged:
+        _receipt_add_extent(receipt, chunk.lane, acknowledged, run)
+
+
+cdef void tell_news(accumulator_t* acc) noexcept nogil:
+    """Something has happened that callers wait for."""
+    acc.news += 1
+    if acc.done_waiting:
+        pthread_cond_broadcast(&acc.done)
+
+
+cdef void publish(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
+    """Makes the outcomes of a chunk known: to receipts, to flush, and to the callbacks' queue."""
+    cdef flusher_t* flusher = acc.flushers
+    cdef run_t* run = &chunk.runs
     cdef int64_t records = chunk.count - chunk.moved
     fp_assert(chunk.resolved == chunk.count and not chunk.published)
     chunk.published = 1
     acc.live_chunks -= 1
     acc.records -= records
-    acc.news += 1
-    if records > chunk.failed and chunk.lane != chunk.lane.topic.unassigned:
+    if records > chunk.failed:
         count_latency(chunk.lane, fp_now_us() - chunk.created_us, records - chunk.failed)
     if chunk.failed:
         if acc.failed == 0:
@@ -30,32 +86,12 @@ cdef void publish(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
         if chunk.epoch <= flusher.epoch:
             flusher.remaining -= 1
         flusher = flusher.next
-    if receipt != NULL:
-        receipt.acknowledged += records - chunk.failed
-        receipt.failed += chunk.failed
-        if chunk.failed or (chunk.rich and chunk.lane == chunk.lane.topic.unassigned):
-            for i in range(chunk.count):
-                slot = slot_at(chunk, i)
-                if slot.state == MOVED:
-                    continue
-                if slot.state != 0:
-                    _block_add_failure(
-                        chunk.block,
-                        slot.index,
-                        error_of(slot),
-                        rich_at(chunk, i).partition if chunk.rich else chunk.lane.partition,
-                    )
-                elif chunk.lane == chunk.lane.topic.unassigned:
-                    _receipt_add_extent(
-                        receipt, chunk.lane.topic, rich_at(chunk, i).partition, 1,
-                        rich_at(chunk, i).offset, rich_at(chunk, i).offset, NULL,
-                    )
-        if chunk.lane != chunk.lane.topic.unassigned and records > chunk.failed:
-            _receipt_add_extent(
-                receipt, chunk.lane.topic, chunk.lane.partition, records - chunk.failed,
-                chunk.first_offset, chunk.last_offset, &chunk.lane.extent_at,
-            )
+    while run != NULL:
+        if run.block != NULL:
+            _tell_receipt(chunk, run)
+        run = run.next
     if chunk.callbacks:
+        acc.deliveries_open += 1
         chunk.refs += 1
         chunk.next = NULL
         if acc.last_delivery != NULL:
@@ -64,31 +100,19 @@ cdef void publish(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
             acc.deliveries = chunk
         acc.last_delivery = chunk
         fp_add64(&acc.callbacks_due, chunk.callbacks)
-        if acc.waiters != NULL:  # it may be in vain to wait now: see Runtime.append_slowly
+        if acc.waiters != NULL:  # it may be in vain to wait now: see append_slowly
             pthread_cond_signal(&acc.waiters.wake)
-    if acc.done_waiting:
-        pthread_cond_broadcast(&acc.done)
+    tell_news(acc)
 
 
 cdef void fail_unsent(accumulator_t* acc, chunk_t* chunk, int32_t error) noexcept nogil:
     """Ends the records of a chunk that librdkafka does not have. The chunk must be out of the lane's list."""
     cdef lane_t* lane = chunk.lane
-    cdef slot_t* slot
     cdef uint32_t i
-    cdef int64_t records = 0
     cdef bint over
     fp_spin_lock(&lane.spin)
     for i in range(chunk.sent, chunk.count):
-        slot = slot_at(chunk, i)
-        if slot.state == MOVED:
-            continue
-        slot.state = error
-        count_settled(lane, slot, True)
-        records += 1
-        if chunk.rich and rich_at(chunk, i).callback != NULL:
-            rich_at(chunk, i).clock_us = fp_now_us() - rich_at(chunk, i).clock_us
-    chunk.failed += <uint32_t>records
-    chunk.resolved += chunk.count - chunk.sent
+        resolve(lane, chunk, i, error, -1)
     chunk.returned += chunk.count - chunk.sent
     chunk.sent = chunk.count
     over = chunk.returned == chunk.count
@@ -101,12 +125,89 @@ cdef void fail_unsent(accumulator_t* acc, chunk_t* chunk, int32_t error) noexcep
         chunk_release(acc, chunk)
 
 
+cdef void _fail_flying(accumulator_t* acc, lane_t* lane, int32_t error) noexcept nogil:
+    cdef chunk_t* chunk
+    cdef uint32_t i
+    while lane != NULL and lane.fly_head != NULL:
+        chunk = lane.fly_head
+        fp_spin_lock(&lane.spin)
+        for i in range(chunk.count):
+            if slot_at(chunk, i).state == PENDING:
+                resolve(lane, chunk, i, error, -1)
+        chunk.sent = chunk.returned = chunk.count
+        unlink_flying(lane, chunk)
+        fp_spin_unlock(&lane.spin)
+        if not chunk.published:
+            publish(acc, chunk)
+        chunk_release(acc, chunk)
+
+
+cdef void fail_flying(accumulator_t* acc, int32_t error) noexcept nogil:
+    """librdkafka is gone, and with it what it had not given back. Nothing may be waiting in lanes any more."""
+    cdef topic_t* topic = acc.topics
+    cdef int32_t i
+    while topic != NULL:
+        for i in range(topic.lanes.size):
+            _fail_flying(acc, topic.lanes.lanes[i], error)
+        topic = topic.next
+
+
+cdef void expire_flying(accumulator_t* acc, int64_t before_us) noexcept nogil:
+    """Reports records as timed out that waited so long for metadata that librdkafka still tries to send them.
+
+    librdkafka counts from the hand-over and cannot be told otherwise. Their memory stays until it gives them back.
+    """
+    cdef topic_t* topic = acc.topics
+    cdef int32_t i
+    while topic != NULL:
+        for i in range(topic.lanes.size):
+            if topic.lanes.lanes[i] != NULL:
+                _expire_flying(acc, topic.lanes.lanes[i], before_us)
+        topic = topic.next
+
+
+cdef void _expire_flying(accumulator_t* acc, lane_t* lane, int64_t before_us) noexcept nogil:
+    cdef chunk_t* chunk
+    cdef chunk_t* overdue = NULL
+    cdef uint32_t i
+    fp_spin_lock(&lane.spin)
+    chunk = lane.fly_head
+    while chunk != NULL and chunk.created_us < before_us:
+        if not chunk.published and chunk.sent == chunk.count:
+            for i in range(chunk.count):
+                if slot_at(chunk, i).state == PENDING:
+                    resolve(lane, chunk, i, EXPIRED, -1)
+            chunk.refs += 1  # ours, while it is published
+            chunk.next = overdue
+            overdue = chunk
+        chunk = chunk.fly_next
+    fp_spin_unlock(&lane.spin)
+    while overdue != NULL:
+        chunk = overdue
+        overdue = chunk.next
+        publish(acc, chunk)
+        chunk_release(acc, chunk)
+
+
+cdef bint is_flying(accumulator_t* acc) noexcept nogil:
+    """Whether librdkafka has any record."""
+    cdef topic_t* topic = acc.topics
+    cdef int32_t i
+    while topic != NULL:
+        for i in range(topic.lanes.size):
+            if topic.lanes.lanes[i] != NULL and topic.lanes.lanes[i].fly_head != NULL:
+                return True
+        topic = topic.next
+    return False
+
+
 cdef void enter_flight(lane_t* lane, chunk_t* chunk) noexcept nogil:
     """librdkafka is about to get the chunk: acknowledgements may come from now on."""
     fp_spin_lock(&lane.spin)
     if not chunk.flying:
         chunk.flying = 1
         chunk.fly_next = NULL
+        chunk.fly_prev = lane.fly_tail
         if lane.fly_tail == NULL:
             lane.fly_head = chunk
         else:
@@ -117,14 +218,14 @@ cdef void enter_flight(lane_t* lane, chunk_t* chunk) noexcept nogil:
 
 cdef void unlink_flying(lane_t* lane, chunk_t* chunk) noexcept nogil:
     """Takes a chunk out of the in-flight list; the lane's leaf lock is held."""
-    cdef chunk_t** link = &lane.fly_head
-    cdef chunk_t* before = NULL
-    while link[0] != chunk:
-        before = link[0]
-        link = &before.fly_next
-    link[0] = chunk.fly_next
-    if lane.fly_tail == chunk:
-        lane.fly_tail = before
+    if chunk.fly_prev == NULL:
+        lane.fly_head = chunk.fly_next
+    else:
+        chunk.fly_prev.fly_next = chunk.fly_next
+    if chunk.fly_next == NULL:
+        lane.fly_tail = chunk.fly_prev
+    else:
+        chunk.fly_next.fly_prev = chunk.fly_prev
     chunk.flying = 0
 
 
@@ -139,18 +240,23 @@ cdef int64_t fail_lane(accumulator_t* acc, lane_t* lane, int32_t error, int64_t 
             lane.batch_open = False
             _unlist(acc, lane)
         chunk.next = NULL
-        chunk.sealed = 1
+        _seal(acc, chunk)
         n += chunk.count - chunk.sent
         fail_unsent(acc, chunk, error)
     return n
 
 
 cdef int64_t fail_waiting(accumulator_t* acc, int32_t error, int64_t before_us) noexcept nogil:
-    """Ends waiting records older than `before_us` (INT64_MAX: all of them); returns how many."""
+    """Ends waiting records older than `before_us` (INT64_MAX: all of them); returns how many.
+
+    A thread may be asking a Python partitioner about some: it gives them up itself when it sees that `drops` has grown.
+    """
     cdef int64_t n = 0
     cdef topic_t* topic = acc.topics
     cdef lane_t* lane = acc.linger_head
     cdef lane_t* following
+    if before_us == INT64_MAX:
+        acc.drops += 1
     while lane != NULL:
         following = lane.list_next
         n += fail_lane(acc, lane, error, before_us)

@@ -1,12 +1,37 @@
 # Putting a record into its lane: the chunk, and the batch that Java would be filling.
 
+cdef void _start_run(run_t* run, uint32_t start, block_t* block) noexcept nogil:
+    run.next = NULL
+    run.block = block
+    run.first_offset = run.last_offset = -1
+    run.start = start
+    run.failed = run.moved = run.unknown = 0
+    if block != NULL:
+        block.refs += 1
+
+
+cdef inline uint32_t _run_bytes(chunk_t* chunk) noexcept nogil:
+    """What another run takes of the data, alignment included."""
+    return ((chunk.used + 7) & ~7U) - chunk.used + sizeof(run_t)
+
+
+cdef void _add_run(chunk_t* chunk, block_t* block) noexcept nogil:
+    cdef run_t* run = <run_t*>(data_of(chunk) + ((chunk.used + 7) & ~7U))
+    chunk.used += _run_bytes(chunk)
+    _start_run(run, chunk.count, block)
+    chunk.last_run.next = run
+    chunk.last_run = run
+
+
+cdef inline bint _is_full(chunk_t* chunk, int64_t data) noexcept nogil:
+    return chunk.used + data + <int64_t>(chunk.count + 1) * chunk.stride > chunk.capacity
+
+
 cdef int _place(accumulator_t* acc, lane_t* lane, record_t* record) noexcept nogil:
     """Copies (or points to) the record in the lane's last chunk. Changes nothing when it fails."""
-    cdef topic_t* topic = lane.topic
-    cdef bint unassigned = lane == topic.unassigned
-    cdef bint undecided = lane == topic.undecided
-    cdef bint single = record.headers != NULL or record.timestamp != 0 or (unassigned and record.partition >= 0)
-    cdef bint rich = single or record.callback != NULL or (unassigned and record.block != NULL)
+    cdef bint undecided = lane == lane.topic.undecided
+    cdef bint single = record.headers != NULL or record.timestamp != 0
+    cdef bint rich = single or record.callback != NULL
     cdef uint32_t stride = sizeof(slot_t) + (sizeof(rich_t) if rich else 0)
     cdef int64_t size = record.size if record.size > 0 else 0
     cdef int64_t key_size = record.key_size if record.key_size > 0 else 0
@@ -21,42 +46,41 @@ cdef int _place(accumulator_t* acc, lane_t* lane, record_t* record) noexcept nog
         extra += size + key_size
     else:
         data += size + key_size
-        if unassigned:
-            data += BACKREF_BYTES
     if (
         chunk == NULL
         or chunk.sealed
         or chunk.epoch != acc.place_epoch
-        or chunk.block != record.block
-        or chunk.by_reference != record.by_reference
         or (rich and not chunk.rich)
+        or chunk.aged != (acc.place_us != 0)  # later records must not inherit the age of those that waited
         # Age and timestamp are the chunk's: where records may wait long, a chunk spans little time.
         or (
             (undecided or acc.place_us or acc.linger_us > SPAN_US)
             and (acc.place_us if acc.place_us else fp_now_us()) - chunk.created_us > SPAN_US
         )
-        or chunk.used + data + (chunk.count + 1) * chunk.stride > chunk.capacity
+        or _is_full(chunk, data + (_run_bytes(chunk) if chunk.last_run.block != record.block else 0))
     ):
-        if chunk != NULL and lane.size_class < SIZE_CLASSES - 1 and not chunk.sealed and (
-            chunk.used + data + (chunk.count + 1) * chunk.stride > chunk.capacity
-        ):
+        if chunk != NULL and lane.size_class < SIZE_CLASSES - 1 and not chunk.sealed and _is_full(chunk, data):
             lane.size_class += 1
+        if chunk != NULL:
+            _seal(acc, chunk)
         status = _chunk_new(acc, lane, data, stride, extra, &chunk)
         if status != APPEND_OK:
             return status
         chunk.rich = rich
-        chunk.by_reference = record.by_reference
-        chunk.block = record.block
-        if record.block != NULL:
-            record.block.refs += 1
+        chunk.aged = acc.place_us != 0
+        _start_run(&chunk.runs, 0, record.block)
+        chunk.last_run = chunk.ending = &chunk.runs
         if lane.tail == NULL:
             lane.head = chunk
         else:
-            lane.tail.sealed = 1
             lane.tail.next = chunk
         lane.tail = chunk
-    elif not pool_has_room(acc, extra):
+        acc.used += extra
+        chunk.charge += extra
+    elif not _draw(acc, chunk, extra):
         return APPEND_NO_ROOM
+    elif chunk.last_run.block != record.block:
+        _add_run(chunk, record.block)
 
     to = data_of(chunk) + chunk.used
     chunk.used += <uint32_t>data
@@ -72,7 +96,7 @@ cdef int _place(accumulator_t* acc, lane_t* lane, record_t* record) noexcept nog
         more.timestamp = record.timestamp
         more.offset = -1
         more.clock_us = 0
-        more.partition = record.partition if unassigned else lane.partition
+        more.partition = lane.partition
         more.timestamp_type = 0
         if record.callback != NULL:
             chunk.callbacks += 1
@@ -85,12 +109,8 @@ cdef int _place(accumulator_t* acc, lane_t* lane, record_t* record) noexcept nog
             chunk.single = 1
     if record.by_reference:
         slot.payload = record.value
-        slot.key = record.key
+        slot.key = record.key if record.key_size >= 0 else NULL
     else:
-        if unassigned:  # acknowledgements of this lane come in no order: say where the record is
-            memcpy(to, &chunk, sizeof(chunk_t*))
-            memcpy(to + sizeof(chunk_t*), &chunk.count, sizeof(uint32_t))
-            to += BACKREF_BYTES
         slot.payload = NULL
         if record.size >= 0:
             slot.payload = to
@@ -100,8 +120,9 @@ cdef int _place(accumulator_t* acc, lane_t* lane, record_t* record) noexcept nog
             slot.key = to + size
             memcpy(to + size, record.key, key_size)
     chunk.count += 1
-    chunk.charge += extra
-    acc.used += extra
+    if acc.spare:
+        _set_aside(acc, chunk, acc.spare - (chunk.charge if chunk.count == 1 else extra))
+        acc.spare = 0
     acc.records += 1
     if queued_records(lane) == 0:
         fp_store64(&lane.progress_us, chunk.created_us)

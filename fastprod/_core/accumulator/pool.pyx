@@ -1,34 +1,102 @@
 # The pool: what a record takes of buffer.memory, chunks from it, and who waits for room.
 
-cdef int64_t footprint(accumulator_t* acc, record_t* record) noexcept nogil:
+cdef int64_t footprint(accumulator_t* acc, const record_t* record) noexcept nogil:
     """Pool bytes that must be free for this record to be placed for certain."""
-    cdef int64_t size = sizeof(chunk_t) + sizeof(slot_t) + sizeof(rich_t) + BACKREF_BYTES + 16 + record.headers_size
+    cdef int64_t size = sizeof(chunk_t) + sizeof(slot_t) + sizeof(rich_t) + 16 + record.headers_size
     cdef int64_t payload = max(record.size, 0) + max(record.key_size, 0)
     if record.by_reference:
         return max(size, CLASS_BYTES[0]) + payload + acc.record_overhead
     return max(size + payload, CLASS_BYTES[0]) + acc.record_overhead
 
 
-cdef bint pool_has_room(accumulator_t* acc, int64_t need) noexcept nogil:
-    return acc.used + need <= acc.limit or acc.overdraft
+cdef inline bint _may_take(accumulator_t* acc, int64_t need) noexcept nogil:
+    """Whether so much may be taken now. Those who wait come first, or someone in need of much would starve."""
+    return acc.overdraft or (acc.used + need <= acc.limit and (acc.waiters == NULL or acc.favoured))
 
+
+cdef inline bint _draw(accumulator_t* acc, chunk_t* chunk, int64_t bytes) noexcept nogil:
+    """Charges a chunk for another record, from what is reserved in it or else from the pool."""
+    cdef int64_t more = bytes - chunk.reserved
+    if more > 0:
+        if not _may_take(acc, more):
+            return False
+        acc.used += more
+        chunk.charge += more
+    chunk.reserved = max(0, -more)
+    return True
+
+
+cdef void _set_aside(accumulator_t* acc, chunk_t* chunk, int64_t bytes) noexcept nogil:
+    """Reserves what a waiter was granted beyond its own record: others that come to this chunk need not wait then."""
+    if bytes > 0 and acc.used + bytes <= acc.limit:
+        acc.used += bytes
+        chunk.charge += bytes
+        chunk.reserved += bytes
+
+
+cdef void _seal(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
+    """No record is added to the chunk any more."""
+    chunk.sealed = 1
+    if chunk.reserved:
+        acc.used -= chunk.reserved
+        chunk.charge -= chunk.reserved
+        chunk.reserved = 0
+        wake_waiters(acc)
+
+
+# Threads wait for memory as Java's do: not for the room of a record but for that of a batch, which the thread then fills.
+# Whoever returns memory sets it aside for the first in the queue, so nobody can take it before the waiter runs.
 
 cdef void wake_waiters(accumulator_t* acc) noexcept nogil:
-    """Lets the thread that has waited longest try again, if there is room for it."""
-    if acc.waiters != NULL and pool_has_room(acc, acc.waiters.need):
-        pthread_cond_signal(&acc.waiters.wake)
+    """Grants those who have waited longest what they need, if there is room for it."""
+    cdef waiter_t* waiter = acc.waiters
+    while waiter != NULL and acc.used + waiter.need <= acc.limit:
+        acc.used += waiter.need
+        waiter.granted = waiter.need
+        waiter.queued = False
+        acc.waiters = waiter.next
+        if acc.waiters == NULL:
+            acc.last_waiter = NULL
+        pthread_cond_signal(&waiter.wake)
+        waiter = acc.waiters
+
+
+cdef void enter_queue(accumulator_t* acc, waiter_t* waiter, int64_t least) noexcept nogil:
+    """Queues up for memory: a batch's worth, but at least so much."""
+    waiter.need = max(least, min(GRANT_BYTES, acc.limit // 8))
+    waiter.next = NULL
+    waiter.queued = True
+    if acc.last_waiter != NULL:
+        acc.last_waiter.next = waiter
+    else:
+        acc.waiters = waiter
+    acc.last_waiter = waiter
+    wake_waiters(acc)
+    pthread_cond_signal(&acc.work)  # memory is short: the sender may have to end some linger
 
 
 cdef void leave_queue(accumulator_t* acc, waiter_t* waiter) noexcept nogil:
+    """Leaves the queue, with the grant given back if there is one."""
     cdef waiter_t** link = &acc.waiters
     cdef waiter_t* before = NULL
-    while link[0] != waiter:
-        before = link[0]
-        link = &before.next
-    link[0] = waiter.next
-    if acc.last_waiter == waiter:
-        acc.last_waiter = before
+    acc.used -= waiter.granted
+    waiter.granted = 0
+    if waiter.queued:
+        while link[0] != waiter:
+            before = link[0]
+            link = &before.next
+        link[0] = waiter.next
+        if acc.last_waiter == waiter:
+            acc.last_waiter = before
+        waiter.queued = False
     wake_waiters(acc)
+
+
+cdef void use_grant(accumulator_t* acc, waiter_t* waiter) noexcept nogil:
+    """The waiter's turn, until it sets `favoured` back: it must then call wake_waiters, before it lets the lock go."""
+    acc.used -= waiter.granted
+    waiter.granted = 0
+    acc.favoured = True
 
 
 cdef void _trim_cache(accumulator_t* acc, int64_t need) noexcept nogil:
@@ -58,13 +126,13 @@ cdef int _chunk_new(
         bytes = (least + 15) & ~15
     else:
         bytes = CLASS_BYTES[c]
-        while c > 0 and CLASS_BYTES[c - 1] >= least and not pool_has_room(acc, bytes + extra):
+        while c > 0 and CLASS_BYTES[c - 1] >= least and not _may_take(acc, bytes + extra):
             c -= 1
             bytes = CLASS_BYTES[c]
-        if not pool_has_room(acc, bytes + extra) and ((least + 15) & ~15) < bytes:
+        if not _may_take(acc, bytes + extra) and ((least + 15) & ~15) < bytes:
             c = -1
             bytes = (least + 15) & ~15
-    if not pool_has_room(acc, bytes + extra):
+    if not _may_take(acc, bytes + extra):
         return APPEND_TOO_LARGE if bytes + extra > acc.limit else APPEND_NO_ROOM
     if bytes > 0x7fffffff:
         return APPEND_TOO_LARGE
@@ -86,7 +154,6 @@ cdef int _chunk_new(
     chunk.lane = lane
     chunk.refs = 1
     chunk.epoch = acc.place_epoch
-    chunk.first_offset = chunk.last_offset = -1
     chunk.created_us = acc.place_us if acc.place_us else fp_now_us()
     chunk.created_ms = acc.place_ms if acc.place_us else fp_wall_ms()
     acc.used += bytes
@@ -95,16 +162,25 @@ cdef int _chunk_new(
     return APPEND_OK
 
 
+cdef void _release_blocks(chunk_t* chunk) noexcept nogil:
+    cdef run_t* run = &chunk.runs
+    while run != NULL:
+        block_release(run.block)
+        run = run.next
+
+
 cdef void chunk_release(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
     """Drops one reference; the last one returns the memory to the pool."""
     chunk.refs -= 1
     if chunk.refs:
         return
     acc.used -= chunk.charge
+    if chunk.handed:
+        acc.flying -= chunk.charge
     if acc.short:
         acc.short = False
         acc.room_us = fp_now_us()
-    block_release(chunk.block)
+    _release_blocks(chunk)
     if chunk.size_class >= 0:
         chunk.next = acc.free_lists[chunk.size_class]
         acc.free_lists[chunk.size_class] = chunk

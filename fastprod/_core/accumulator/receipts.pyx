@@ -35,20 +35,18 @@ cdef int _block_add_failure(block_t* block, int64_t index, int32_t error, int32_
     return 0
 
 
-cdef int _receipt_add_extent(
-    receipt_t* receipt, topic_t* topic, int32_t partition, int64_t records, int64_t first, int64_t last, int32_t* hint
-) noexcept nogil:
-    """`hint` remembers the place for the next time, which saves the search in topics of many partitions."""
+cdef int _receipt_add_extent(receipt_t* receipt, lane_t* lane, int64_t acknowledged, const run_t* run) noexcept nogil:
+    """Adds what a run wrote. The lane remembers the place, which saves the search in topics of many partitions."""
     cdef extent_t* extent = NULL
     cdef int32_t i, capacity
     cdef void* grown
-    if hint != NULL and hint[0] < receipt.extent_count:
-        extent = &receipt.extents[hint[0]]
-        if extent.partition != partition or extent.topic != topic:
+    if lane.extent_at < receipt.extent_count:
+        extent = &receipt.extents[lane.extent_at]
+        if extent.partition != lane.partition or extent.topic != lane.topic:
             extent = NULL
     if extent == NULL:
         for i in range(receipt.extent_count - 1, -1, -1):
-            if receipt.extents[i].partition == partition and receipt.extents[i].topic == topic:
+            if receipt.extents[i].partition == lane.partition and receipt.extents[i].topic == lane.topic:
                 extent = &receipt.extents[i]
                 break
     if extent == NULL:
@@ -61,15 +59,15 @@ cdef int _receipt_add_extent(
             receipt.extent_capacity = capacity
         extent = &receipt.extents[receipt.extent_count]
         receipt.extent_count += 1
-        extent.topic = topic
-        extent.partition = partition
-        extent.records = 0
+        extent.topic = lane.topic
+        extent.partition = lane.partition
+        extent.records = extent.unknown = 0
         extent.first = extent.last = -1
-    if hint != NULL:
-        hint[0] = <int32_t>(extent - receipt.extents)
-    extent.records += records
-    if first >= 0 and (extent.first < 0 or first < extent.first):
-        extent.first = first
-    if last > extent.last:
-        extent.last = last
+    lane.extent_at = <int32_t>(extent - receipt.extents)
+    extent.records += acknowledged
+    extent.unknown += run.unknown
+    if run.first_offset >= 0 and (extent.first < 0 or run.first_offset < extent.first):
+        extent.first = run.first_offset
+    if run.last_offset > extent.last:
+        extent.last = run.last_offset
     return 0

@@ -36,54 +36,72 @@ cdef int _append_uniform(accumulator_t* acc, topic_t* topic, record_t* record, i
     return APPEND_OK
 
 
+cdef inline bint _is_keyed(accumulator_t* acc, const record_t* record) noexcept nogil:
+    """Whether the key decides on the partition."""
+    if acc.ignore_keys:
+        return False
+    return record.key_size > 0 or (acc.hash_null if record.key_size < 0 else not acc.spread_empty)
+
+
+cdef inline int32_t _partition_of_key(accumulator_t* acc, topic_t* topic, const record_t* record) noexcept nogil:
+    if acc.hash != NULL:
+        return acc.hash(NULL, record.key, max(record.key_size, 0), topic.partitions, NULL, NULL)
+    return (murmur2_bytes(<const unsigned char*>record.key, record.key_size) & 0x7fffffff) % topic.partitions
+
+
 cdef int append(accumulator_t* acc, topic_t* topic, record_t* record, int32_t* partition) noexcept nogil:
-    """Routes and places one record. On APPEND_OK its callback reference is the accumulator's."""
+    """Takes a record in, if anything is taken now. On APPEND_OK the reference to its callback is the accumulator's."""
+    cdef int status
+    if acc.gate:
+        return APPEND_CLOSED if acc.gate == GATE_CLOSED else APPEND_NO_TRANSACTION
+    status = _route(acc, topic, record, partition)
+    if status == APPEND_OK and record.block != NULL:
+        record.block.taken += 1
+        record.block.receipt.accepted += 1
+        record.block.receipt.bytes += max(record.size, 0) + max(record.key_size, 0)
+    return status
+
+
+cdef int _route(accumulator_t* acc, topic_t* topic, record_t* record, int32_t* partition) noexcept nogil:
+    """Decides where a record goes and places it there."""
     cdef int32_t wanted = record.partition
     cdef lane_t* lane
     cdef int64_t size
     cdef int status
     cdef bint full, in_turn = False, in_part = False
     partition[0] = -1
-    if acc.policy == POLICY_LIBRDKAFKA:
-        if topic.partitions and wanted >= topic.partitions:
-            topic.doubtful = True
-            return APPEND_UNKNOWN_PARTITION
-        lane = topic.unassigned
-    elif topic.partitions == 0 or (not acc.overdraft and (topic.undecided.head != NULL or topic.routing)):
+    if topic.partitions == 0 or (not acc.overdraft and (topic.undecided.head != NULL or topic.routing)):
         return _place(acc, topic.undecided, record)
-    else:
-        if wanted < 0:
-            if acc.policy == POLICY_PYTHON:
-                return APPEND_NO_CHOICE
-            if record.key_size >= 0 and not acc.ignore_keys:
-                wanted = (
-                    murmur2_bytes(<const unsigned char*>record.key, record.key_size) & 0x7fffffff
-                ) % topic.partitions
-            elif acc.policy == POLICY_UNIFORM:
-                return _append_uniform(acc, topic, record, partition)
-            elif acc.policy == POLICY_STICKY:
-                wanted = topic.sticky.partition
-                if wanted < 0:
-                    wanted = _choose_other(acc, topic, -1)
-                lane = topic.lanes.lanes[wanted]
-                if lane == NULL or not lane.batch_open or not _has_room(lane, _wire_size(lane, record)):
-                    wanted = _choose_other(acc, topic, wanted)
-                topic.sticky.partition = wanted
-            elif acc.policy == POLICY_PARTIAL:
-                in_part = True
-                wanted = partial_next(&topic.partial, topic.leaders)
+    if wanted < 0:
+        if acc.policy == POLICY_PYTHON:
+            return APPEND_NO_CHOICE
+        if _is_keyed(acc, record):
+            wanted = _partition_of_key(acc, topic, record)
+        elif acc.policy == POLICY_UNIFORM:
+            return _append_uniform(acc, topic, record, partition)
+        elif acc.policy == POLICY_STICKY:
+            wanted = topic.sticky.partition
+            if wanted < 0:
+                wanted = _choose_other(acc, topic, -1)
+            lane = topic.lanes.lanes[wanted]
+            if lane == NULL or not lane.batch_open or not _has_room(lane, _wire_size(lane, record)):
+                wanted = _choose_other(acc, topic, wanted)
+            topic.sticky.partition = wanted
+        elif acc.policy == POLICY_PARTIAL:
+            in_part = True
+            wanted = partial_next(&topic.partial, topic.leaders)
+        else:
+            in_turn = True
+            if topic.available_count:
+                wanted = topic.available[topic.turn % <uint64_t>topic.available_count]
             else:
-                in_turn = True
-                if topic.available_count:
-                    wanted = topic.available[topic.turn % <uint64_t>topic.available_count]
-                else:
-                    wanted = <int32_t>(topic.turn % <uint64_t>topic.partitions)
-        elif wanted >= topic.partitions:
-            topic.doubtful = True  # it may be new
-            return APPEND_UNKNOWN_PARTITION
-        lane = lane_of(acc, topic, wanted)
-        if lane == NULL:
-            return APPEND_NO_MEMORY
+                wanted = <int32_t>(topic.turn % <uint64_t>topic.partitions)
+    elif wanted >= topic.partitions:
+        topic.doubtful = True  # it may be new
+        return APPEND_UNKNOWN_PARTITION
+    lane = lane_of(acc, topic, wanted)
+    if lane == NULL:
+        return APPEND_NO_MEMORY
     size = _make_room(acc, lane, record)
     status = _place(acc, lane, record)
     if status != APPEND_OK:
@@ -119,11 +137,10 @@ cdef int64_t append_run(
     if lane == NULL or not lane.batch_open or lane.tail == NULL:
         return 0
     chunk = lane.tail
-    if chunk.sealed or chunk.rich or chunk.by_reference or chunk.block != block or chunk.epoch != acc.place_epoch:
+    if chunk.sealed or chunk.rich or chunk.aged or chunk.last_run.block != block or chunk.epoch != acc.place_epoch:
         return 0
-    room = (acc.limit - acc.used) // max(acc.record_overhead, 1)
-    if room < stop - start:
-        stop = start + max(room, 0)
+    room = chunk.reserved + (acc.limit - acc.used if acc.waiters == NULL or acc.favoured else 0)
+    stop = min(stop, start + max(room, 0) // max(acc.record_overhead, 1))
     while i < stop and column_get(values, i, &value, &size) == CELL_VALUE and size < below:
         wire = record_wire_size(lane.batch_records, -1, size, 1)
         if (
@@ -150,8 +167,7 @@ cdef int64_t append_run(
         i += 1
     topic.sticky.produced = topic.sticky.bound * 2 - left
     i -= start
-    chunk.charge += i * acc.record_overhead
-    acc.used += i * acc.record_overhead
+    _draw(acc, chunk, i * acc.record_overhead)
     acc.records += i
     lane.in_records += i
     lane.in_bytes += total
@@ -162,98 +178,91 @@ cdef int64_t append_run(
     return i
 
 
-cdef int route_undecided(accumulator_t* acc, topic_t* topic, int32_t* wanted) noexcept nogil:
-    """Moves the records that waited for metadata to their lanes, in order.
+cdef inline bint _is_pinned(chunk_t* chunk, slot_t* slot) noexcept nogil:
+    """Whether the value is in a buffer of the caller."""
+    return slot.payload != NULL and not data_of(chunk) <= slot.payload <= data_of(chunk) + chunk.capacity
 
-    `wanted` holds the choices of a Python partitioner for the first chunk, and only that is moved. Records already
-    admitted may exceed the pool by one chunk while they move. Returns -1 when memory is short.
+
+cdef int route_undecided(accumulator_t* acc, topic_t* topic, int32_t* wanted) noexcept nogil:
+    """Moves the oldest chunk of records that waited for metadata to their lanes, in order.
+
+    `wanted` holds the choices of a Python partitioner for it, or is NULL. Records already admitted may exceed the pool
+    by one chunk while they move. Returns 1 when a chunk was moved, 0 when none waits, -1 when memory is short: what is
+    left then follows by another call.
     """
     cdef lane_t* lane = topic.undecided
-    cdef chunk_t* chunk
+    cdef chunk_t* chunk = lane.head
     cdef slot_t* slot
     cdef rich_t* more = NULL
+    cdef run_t* run
     cdef record_t record
     cdef uint32_t i
     cdef int32_t partition
-    cdef int status
-    cdef int64_t before
-    cdef bint moved = False
-    while lane.head != NULL and not (wanted != NULL and moved):
-        chunk = lane.head
-        moved = True
-        # Records keep their place in flush and their age, so that the delivery timeout counts from produce.
-        acc.overdraft = True
-        acc.place_epoch = chunk.epoch
-        acc.place_us = chunk.created_us
-        acc.place_ms = chunk.created_ms
-        before = acc.live_chunks
-        for i in range(chunk.count):
-            slot = slot_at(chunk, i)
-            if slot.state == MOVED:
-                continue
-            memset(&record, 0, sizeof(record_t))
-            record.value = slot.payload
-            record.size = slot.size if slot.payload != NULL else -1
-            record.key = slot.key
-            record.key_size = slot.key_size if slot.key != NULL else -1
-            record.partition = slot.state
-            record.index = slot.index
-            record.block = chunk.block
-            record.by_reference = chunk.by_reference
-            if wanted != NULL and slot.state < 0:
-                record.partition = wanted[i]
-            if chunk.rich:
-                more = rich_at(chunk, i)
-                record.callback = more.callback
-                record.timestamp = more.timestamp
-                record.headers = more.headers
-                record.clock_us = more.clock_us
-                if more.headers != NULL:
-                    record.headers_size = headers_head(more.headers).size
-            status = append(acc, topic, &record, &partition)
-            if status == APPEND_NO_MEMORY:
-                _count_new_chunks(acc, chunk.epoch, acc.live_chunks - before)
-                _end_move(acc, topic)
-                return -1
+    cdef int status = APPEND_OK
+    cdef int64_t before = acc.live_chunks
+    if chunk == NULL:
+        return 0
+    # Records keep their place in flush and their age, so that the delivery timeout counts from produce.
+    acc.overdraft = True
+    acc.place_epoch = chunk.epoch
+    acc.place_us = chunk.created_us
+    acc.place_ms = chunk.created_ms
+    for i in range(chunk.resolved, chunk.count):
+        slot = slot_at(chunk, i)
+        run = _run_of(chunk, i)
+        memset(&record, 0, sizeof(record_t))
+        record.value = slot.payload
+        record.size = slot.size if slot.payload != NULL else -1
+        record.key = slot.key
+        record.key_size = slot.key_size if slot.key != NULL else -1
+        record.partition = slot.state
+        record.index = slot.index
+        record.block = run.block
+        record.by_reference = _is_pinned(chunk, slot)
+        if wanted != NULL and slot.state < 0:
+            record.partition = wanted[i]
+        if chunk.rich:
+            more = rich_at(chunk, i)
+            record.callback = more.callback
+            record.timestamp = more.timestamp
+            record.headers = more.headers
+            record.clock_us = more.clock_us
+            if more.headers != NULL:
+                record.headers_size = headers_head(more.headers).size
+        status = APPEND_NO_CHOICE
+        if record.partition != CHOICE_FAILED:
+            status = _route(acc, topic, &record, &partition)
+        if status == APPEND_NO_MEMORY:
+            break
+        if status == APPEND_OK:
             lane.in_records -= 1
             lane.in_bytes -= <int64_t>slot.size + slot.key_size
-            if status == APPEND_OK:
-                slot.state = MOVED
-                chunk.moved += 1
-                acc.records -= 1
-                if chunk.rich and more.callback != NULL:
-                    more.callback = NULL
-                    chunk.callbacks -= 1
-            else:
-                if chunk.rich:
-                    more.partition = record.partition  # for the callback
-                slot.state = ERR_UNKNOWN_PARTITION
-                chunk.failed += 1
-                lane.failed_records += 1  # no record of this lane is in flight: nobody else counts
-                if chunk.rich and more.clock_us:
-                    more.clock_us = fp_now_us() - more.clock_us
-        _count_new_chunks(acc, chunk.epoch, acc.live_chunks - before)
-        _end_move(acc, topic)
-        lane.head = chunk.next
-        if lane.head == NULL:
-            lane.tail = NULL
-        chunk.next = NULL
-        chunk.resolved = chunk.returned = chunk.sent = chunk.count
-        publish(acc, chunk)
-        chunk_release(acc, chunk)
-    return 0
-
-
-cdef void _end_move(accumulator_t* acc, topic_t* topic) noexcept nogil:
-    cdef int32_t i
-    cdef lane_t* lane
-    for i in range(topic.lanes.size):  # later records must not inherit the age of those moved
-        lane = topic.lanes.lanes[i]
-        if lane != NULL and lane.tail != NULL:
-            lane.tail.sealed = 1
+            slot.state = MOVED
+            chunk.moved += 1
+            run.moved += 1
+            chunk.resolved += 1
+            acc.records -= 1
+            if chunk.rich and more.callback != NULL:
+                more.callback = NULL
+                chunk.callbacks -= 1
+        else:
+            if chunk.rich:
+                more.partition = record.partition  # for the callback
+            resolve(lane, chunk, i, ERR_APPLICATION if status == APPEND_NO_CHOICE else ERR_UNKNOWN_PARTITION, -1)
+        chunk.sent = chunk.returned = chunk.resolved
+    _count_new_chunks(acc, chunk.epoch, acc.live_chunks - before)
     acc.overdraft = False
     acc.place_epoch = acc.epoch
     acc.place_us = acc.place_ms = 0
+    if status == APPEND_NO_MEMORY:
+        return -1
+    lane.head = chunk.next
+    if lane.head == NULL:
+        lane.tail = NULL
+    chunk.next = NULL
+    publish(acc, chunk)
+    chunk_release(acc, chunk)
+    return 1
 
 
 cdef void _count_new_chunks(accumulator_t* acc, uint32_t epoch, int64_t chunks) noexcept nogil:

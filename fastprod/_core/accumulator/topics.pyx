@@ -29,7 +29,6 @@ cdef void accumulator_free(accumulator_t* acc) noexcept nogil:
             free(lanes)
             lanes = older
         _lane_free(topic.undecided)
-        _lane_free(topic.unassigned)
         load_table_free(&topic.table)
         partial_free(&topic.partial)
         free(topic.queues)
@@ -44,6 +43,7 @@ cdef void accumulator_free(accumulator_t* acc) noexcept nogil:
         free(topic.leaders)
         free(topic.name)
         free(topic)
+    free(acc.topic_table)
     while acc.deliveries != NULL:
         chunk = acc.deliveries
         acc.deliveries = chunk.next
@@ -59,7 +59,7 @@ cdef void accumulator_free(accumulator_t* acc) noexcept nogil:
 
 
 cdef void _chunk_free(chunk_t* chunk) noexcept nogil:
-    block_release(chunk.block)
+    _release_blocks(chunk)
     free(chunk)
 
 
@@ -90,31 +90,67 @@ cdef lane_t* _lane_new(topic_t* topic, int32_t partition) noexcept nogil:
     return lane
 
 
+cdef topic_t* topic_find(accumulator_t* acc, const char* name, size_t size) noexcept nogil:
+    """The topic of that name, or NULL."""
+    cdef topic_t* topic
+    cdef uint32_t hash = murmur2_bytes(<const unsigned char*>name, size)
+    if acc.topic_mask == 0:
+        return NULL
+    topic = acc.topic_table[hash & acc.topic_mask]
+    while topic != NULL and not (topic.hash == hash and topic.name_size == size and memcmp(topic.name, name, size) == 0):
+        topic = topic.same_hash
+    return topic
+
+
+cdef int _add_to_table(accumulator_t* acc, topic_t* topic) noexcept nogil:
+    """-1 when memory is short."""
+    cdef topic_t** wider
+    cdef topic_t* other
+    cdef uint32_t size
+    if acc.topic_count >= acc.topic_mask:
+        size = max(16, (acc.topic_mask + 1) * 2)
+        wider = <topic_t**>calloc(size, sizeof(topic_t*))
+        if wider == NULL:
+            return -1
+        other = acc.topics
+        while other != NULL:
+            other.same_hash = wider[other.hash & (size - 1)]
+            wider[other.hash & (size - 1)] = other
+            other = other.next
+        free(acc.topic_table)
+        acc.topic_table = wider
+        acc.topic_mask = size - 1
+    topic.same_hash = acc.topic_table[topic.hash & acc.topic_mask]
+    acc.topic_table[topic.hash & acc.topic_mask] = topic
+    acc.topic_count += 1
+    return 0
+
+
 cdef topic_t* topic_new(accumulator_t* acc, const char* name) noexcept nogil:
     """A topic whose partitions are not known yet; NULL when memory is short."""
     cdef topic_t* topic = <topic_t*>calloc(1, sizeof(topic_t))
     if topic == NULL:
         return NULL
+    topic.name_size = strlen(name)
+    topic.hash = murmur2_bytes(<const unsigned char*>name, topic.name_size)
     topic.name = strdup(name)
     topic.undecided = _lane_new(topic, -1)
-    topic.unassigned = _lane_new(topic, -1)
     topic.lanes = <lanes_t*>calloc(1, sizeof(lanes_t))
-    if topic.name == NULL or topic.undecided == NULL or topic.unassigned == NULL or topic.lanes == NULL:
+    if topic.name == NULL or topic.undecided == NULL or topic.lanes == NULL or _add_to_table(acc, topic) < 0:
         free(topic.name)
         free(topic.undecided)
-        free(topic.unassigned)
         free(topic.lanes)
         free(topic)
         return NULL
     topic.sticky.partition = -1
     topic.sticky.bound = acc.sticky_bytes
-    topic.partial.random = partial_seed(acc.partial_seed, name, strlen(name))
+    topic.partial.random = partial_seed(acc.partial_seed, name, topic.name_size)
     topic.next = acc.topics
     acc.topics = topic
     return topic
 
 
-cdef int widen(topic_t* topic, int32_t partitions) noexcept nogil:
+cdef int _widen(topic_t* topic, int32_t partitions) noexcept nogil:
     """Room for so many lanes and what is kept per partition; -1 when memory is short."""
     cdef lanes_t* wider
     cdef lanes_t* lanes = topic.lanes
@@ -158,7 +194,9 @@ cdef int topic_update(accumulator_t* acc, topic_t* topic, int32_t partitions, co
     Partitions that are new become electable, those without a leader stop being chosen for key-less records.
     """
     cdef int32_t i, j, n = 0
-    if widen(topic, partitions) < 0:
+    if partitions == topic.partitions and memcmp(leaders, topic.leaders, partitions * sizeof(int32_t)) == 0:
+        return 0  # nothing new
+    if _widen(topic, partitions) < 0:
         return -1
     if acc.policy == POLICY_PARTIAL:
         if partitions < topic.partial.known:  # deleted and made anew: the draw is, too
@@ -183,6 +221,7 @@ cdef int topic_update(accumulator_t* acc, topic_t* topic, int32_t partitions, co
                 topic.brokers += 1
     topic.available_count = n
     topic.partitions = partitions
+    topic.version += 1
     topic.table_us = 0
     topic.table.count = 0
     topic.uneven = topic.recurring = False

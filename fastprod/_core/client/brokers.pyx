@@ -28,6 +28,10 @@ cdef rd_kafka_resp_err_t _on_request_sent(
             broker.handled = broker.answered  # by this very thread
             broker.sent += 1
         fp_spin_unlock(&client.brokers_lock)
+    elif api == END_TXN_REQUEST:
+        fp_spin_lock(&client.brokers_lock)
+        client.ends_sent += 1
+        fp_spin_unlock(&client.brokers_lock)
     return 0
 
 
@@ -51,6 +55,12 @@ cdef rd_kafka_resp_err_t _on_response_received(
                 histogram_add(&broker.round_trip, round_trip_us, 1)
         fp_spin_unlock(&client.brokers_lock)
         fp_set_answering(broker)
+    elif api == END_TXN_REQUEST:
+        fp_spin_lock(&client.brokers_lock)
+        if client.ends_sent:  # else it was still in the queue
+            client.ends_sent -= 1
+            client.ends_lost += error != 0
+        fp_spin_unlock(&client.brokers_lock)
     return 0
 
 

@@ -14,7 +14,9 @@ cdef rd_kafka_resp_err_t _on_new(
 ) noexcept nogil:
     cdef rd_kafka_resp_err_t error
     (<client_t*>opaque).rk = rk
-    error = rdkafka.interceptor_add_on_broker_state_change(rk, b"fastprod", _on_broker_state, opaque)
+    error = rdkafka.interceptor_add_on_destroy(rk, b"fastprod", _on_destroy, opaque)
+    if error == 0:
+        error = rdkafka.interceptor_add_on_broker_state_change(rk, b"fastprod", _on_broker_state, opaque)
     if error == 0:
         error = rdkafka.interceptor_add_on_request_sent(rk, b"fastprod", _on_request_sent, opaque)
     if error == 0:
@@ -22,6 +24,12 @@ cdef rd_kafka_resp_err_t _on_new(
     if error == 0 and (<client_t*>opaque).transactional:
         error = rdkafka.interceptor_add_on_acknowledgement(rk, b"fastprod", _on_acknowledged, opaque)
     return error
+
+
+cdef rd_kafka_resp_err_t _on_destroy(rd_kafka_t* rk, void* opaque) noexcept nogil:
+    """The client is going, or could not be made after all."""
+    (<client_t*>opaque).rk = NULL
+    return 0
 
 
 cdef rd_kafka_resp_err_t _on_broker_state(

@@ -1,40 +1,45 @@
 # The scout: asks for metadata, which blocks.
 
-cdef topic_t* _next_lookup(client_t* client, int64_t now, int64_t* due) noexcept nogil:
-    """The topic whose metadata is due, or NULL and when the next will be. The lock is held."""
-    cdef topic_t* topic = client.acc.topics
+cdef bint _is_due(client_t* client, topic_t* topic, int64_t now, int64_t* due) noexcept nogil:
+    """Whether a topic's metadata should be asked for; else `due` is brought forward to when it should."""
     cdef int64_t at
+    if topic.metadata_us <= 0:      # never asked, or asked for by the sender
+        return True
+    if topic.partitions == 0:       # asked, no answer yet: try again, soon if records wait
+        at = topic.metadata_us + (100000 if topic.undecided.head != NULL else 1000000)
+    elif topic.metadata_error == ERR_UNKNOWN_TOPIC_OR_PART:  # deleted: it may come back, with other partitions
+        at = topic.metadata_us + 1000000
+    else:
+        at = topic.metadata_us + client.refresh_us
+    due[0] = min(due[0], at)
+    return at <= now
+
+
+cdef int _find_due(client_t* client, int64_t now, topic_t** first, int64_t* due) noexcept nogil:
+    """Marks the topics whose metadata is due and counts them; without any, `due` is when one will be. The lock is held."""
+    cdef topic_t* topic = client.acc.topics
+    cdef int n = 0
     due[0] = now + 1000000
     while topic != NULL:
-        if topic.metadata_us <= 0:      # never asked, or asked for by the sender
-            return topic
-        if topic.partitions == 0:       # asked, no answer yet: try again, soon if records wait
-            at = topic.metadata_us + (100000 if topic.undecided.head != NULL else 1000000)
-        elif topic.metadata_error == ERR_UNKNOWN_TOPIC_OR_PART:  # deleted: it may come back, with other partitions
-            at = topic.metadata_us + 1000000
-        else:
-            at = topic.metadata_us + client.refresh_us
-        if at <= now:
-            return topic
-        due[0] = min(due[0], at)
+        topic.asked = _is_due(client, topic, now, due)
+        if topic.asked:
+            n += 1
+            first[0] = topic
         topic = topic.next
-    return NULL
+    return n
 
 
 cdef bint _is_final(int32_t error) noexcept nogil:
     return error == ERR_TOPIC_AUTHORIZATION_FAILED or error == ERR_TOPIC_EXCEPTION
 
 
-cdef void _take_metadata(client_t* client, topic_t* topic, const rd_kafka_metadata_t* answer) noexcept nogil:
-    """The lock is held."""
-    cdef const rd_kafka_metadata_topic_t* found = NULL
+cdef void _take_metadata(client_t* client, topic_t* topic, const rd_kafka_metadata_topic_t* found) noexcept nogil:
+    """Takes over what was told of a topic, NULL = nothing. The lock is held."""
     cdef int32_t* leaders
-    cdef int32_t i, error = ERR__TIMED_OUT
+    cdef int32_t i, error = ERR__TIMED_OUT if found == NULL else found.err
     cdef int64_t now = fp_now_us()
+    topic.asked = False
     topic.metadata_us = now
-    if answer != NULL and answer.topic_cnt == 1:
-        found = &answer.topics[0]
-        error = found.err
     topic.metadata_error = error
     if error == 0 and found.partition_cnt > 0:
         topic.unknown_since_us = 0
@@ -48,8 +53,6 @@ cdef void _take_metadata(client_t* client, topic_t* topic, const rd_kafka_metada
                 leaders[found.partitions[i].id] = found.partitions[i].leader
         topic_update(&client.acc, topic, found.partition_cnt, leaders)
         free(leaders)
-        if client.route == NULL:
-            route_undecided(&client.acc, topic, NULL)
         return
     if topic.partitions:
         return  # keep what was known
@@ -61,36 +64,63 @@ cdef void _take_metadata(client_t* client, topic_t* topic, const rd_kafka_metada
         error = ERR__UNKNOWN_TOPIC
     elif not _is_final(error):
         return
-    fail_lane(&client.acc, topic.undecided, error, INT64_MAX)
+    if not topic.routing:
+        fail_lane(&client.acc, topic.undecided, error, INT64_MAX)
+
+
+cdef void _route(client_t* client, topic_t* topic) noexcept nogil:
+    """What waited for metadata can go to its lanes. The lock is held, and let go in between."""
+    if client.acc.policy == POLICY_PYTHON:  # only the callers' threads may ask a Python partitioner
+        tell_news(&client.acc)
+        return
+    while topic.partitions and not client.stop and route_undecided(&client.acc, topic, NULL) > 0:
+        pthread_mutex_unlock(&client.acc.lock)
+        pthread_mutex_lock(&client.acc.lock)
+
+
+cdef void _take_answer(client_t* client, const rd_kafka_metadata_t* answer) noexcept nogil:
+    """Takes over an answer about the topics that were asked for, and maybe others. The lock is held."""
+    cdef topic_t* topic
+    cdef int i
+    if answer != NULL:
+        for i in range(answer.topic_cnt):
+            topic = topic_find(&client.acc, answer.topics[i].topic, strlen(answer.topics[i].topic))
+            if topic != NULL:
+                _take_metadata(client, topic, &answer.topics[i])
+    topic = client.acc.topics
+    while topic != NULL:
+        if topic.asked:
+            _take_metadata(client, topic, NULL)
+        if topic.partitions and topic.undecided.head != NULL:
+            _route(client, topic)
+        topic = topic.next
 
 
 cdef void* scout_main(void* argument) noexcept nogil:
     cdef client_t* client = <client_t*>argument
     cdef accumulator_t* acc = &client.acc
-    cdef topic_t* topic
+    cdef topic_t* topic = NULL
     cdef const rd_kafka_metadata_t* answer
     cdef int64_t due = 0
     cdef int64_t until
+    cdef int count
     cdef int patience = 100  # ms; short at first, so that closing a producer without broker is quick
     cdef rd_kafka_resp_err_t error
     pthread_mutex_lock(&acc.lock)
     while not client.stop:
-        topic = _next_lookup(client, fp_now_us(), &due)
-        if topic == NULL:
+        count = _find_due(client, fp_now_us(), &topic, &due)
+        if count == 0:
             fp_cond_wait_until(&client.scout_wake, &acc.lock, due)
             continue
         pthread_mutex_unlock(&acc.lock)
         answer = NULL
-        error = rdkafka.metadata(client.rk, 0, <rd_kafka_topic_t*>topic.handle, &answer, patience)
+        # Without a topic librdkafka asks for all that have a handle: one question, however many are new.
+        error = rdkafka.metadata(
+            client.rk, 0, <rd_kafka_topic_t*>topic.handle if count == 1 else NULL, &answer, patience
+        )
         patience = 100 if error == 0 else min(patience * 2, 2000)
         pthread_mutex_lock(&acc.lock)
-        _take_metadata(client, topic, answer)
-        if client.route != NULL and topic.partitions and topic.undecided.head != NULL:
-            topic.routing = True
-            pthread_mutex_unlock(&acc.lock)
-            client.route(client.runtime, topic)
-            pthread_mutex_lock(&acc.lock)
-            topic.routing = False
+        _take_answer(client, answer)
         if answer != NULL:
             rdkafka.metadata_destroy(answer)
         if error and not client.stop:
@@ -104,12 +134,3 @@ cdef void* scout_main(void* argument) noexcept nogil:
                 fp_cond_wait_until(&client.scout_wake, &acc.lock, fp_now_us() + 20000)
     pthread_mutex_unlock(&acc.lock)
     return NULL
-
-
-cdef bint is_routing(client_t* client) noexcept nogil:
-    cdef topic_t* topic = client.acc.topics
-    while topic != NULL:
-        if topic.routing:
-            return True
-        topic = topic.next
-    return False

@@ -5,7 +5,7 @@ cdef void _refused(client_t* client, lane_t* lane, chunk_t* chunk, uint32_t i, i
     cdef bint last = False
     fp_spin_lock(&lane.spin)
     if slot_at(chunk, i).state == PENDING:
-        last = _settle(lane, chunk, i, error, NULL, -1)
+        last = _settle(lane, chunk, i, error, -1)
     fp_spin_unlock(&lane.spin)
     if last:
         _push_completed(client, chunk)
@@ -28,6 +28,7 @@ cdef int _send_batch(client_t* client, lane_t* lane, chunk_t* chunk, uint32_t st
         message.len = slot.size
         message.key = <void*>slot.key
         message.key_len = slot.key_size
+        message._private = token_of(chunk, start + i)
     if <uint32_t>rdkafka.produce_batch(<rd_kafka_topic_t*>lane.topic.handle, partition, 0, messages, n) == n:
         return 0
     for i in range(n):
@@ -58,17 +59,17 @@ cdef rd_kafka_headers_t* _headers(const char* packed) noexcept nogil:
 
 cdef int _send_one(client_t* client, lane_t* lane, chunk_t* chunk, uint32_t i, int64_t timestamp) noexcept nogil:
     """A record with headers or timestamp; 1 when librdkafka's queue is full."""
-    cdef rd_kafka_vu_t arguments[7]
+    cdef rd_kafka_vu_t arguments[8]
     cdef slot_t* slot = slot_at(chunk, i)
     cdef rich_t* more = rich_at(chunk, i) if chunk.rich else NULL
     cdef rd_kafka_headers_t* headers = NULL
     cdef rd_kafka_error_t* failure
     cdef rd_kafka_resp_err_t error
-    cdef size_t n = 5
+    cdef size_t n = 6
     arguments[0].vtype = VTYPE_RKT
     arguments[0].u.rkt = <rd_kafka_topic_t*>lane.topic.handle
     arguments[1].vtype = VTYPE_PARTITION
-    arguments[1].u.i32 = lane.partition if more == NULL else more.partition
+    arguments[1].u.i32 = lane.partition
     arguments[2].vtype = VTYPE_MSGFLAGS
     arguments[2].u.i = 0
     arguments[3].vtype = VTYPE_VALUE
@@ -77,6 +78,8 @@ cdef int _send_one(client_t* client, lane_t* lane, chunk_t* chunk, uint32_t i, i
     arguments[4].vtype = VTYPE_KEY
     (<rd_kafka_vu_mem*>&arguments[4].u).ptr = <void*>slot.key
     (<rd_kafka_vu_mem*>&arguments[4].u).size = slot.key_size
+    arguments[5].vtype = VTYPE_OPAQUE
+    arguments[5].u.ptr = token_of(chunk, i)
     if more != NULL and more.timestamp:
         timestamp = more.timestamp
     if timestamp:
@@ -126,7 +129,7 @@ cdef bint _send_chunk(client_t* client, lane_t* lane, chunk_t* chunk) noexcept n
         single = timestamp != 0
         while i < count and not single:
             more = rich_at(chunk, i)
-            single = more.headers != NULL or more.timestamp != 0 or more.partition != lane.partition
+            single = more.headers != NULL or more.timestamp != 0
             if not single:
                 i += 1
         if i > start:
@@ -145,56 +148,9 @@ cdef bint _send_chunk(client_t* client, lane_t* lane, chunk_t* chunk) noexcept n
 
 cdef void _expire(client_t* client, int64_t now) noexcept nogil:
     """Ends records whose delivery timeout, counted from produce, is over. The lock is held."""
-    cdef accumulator_t* acc = &client.acc
-    cdef topic_t* topic = acc.topics
-    cdef lanes_t* lanes
-    cdef lane_t* lane
-    cdef int32_t i
-    if acc.timeout_us == 0:
-        return
-    fail_waiting(acc, ERR__MSG_TIMED_OUT, now - acc.timeout_us)
-    while topic != NULL:
-        lanes = topic.lanes
-        for i in range(lanes.size):
-            lane = lanes.lanes[i]
-            if lane != NULL:
-                _expire_flying(acc, lane, now - acc.timeout_us - GRACE_US)
-        _expire_flying(acc, topic.unassigned, now - acc.timeout_us - GRACE_US)
-        topic = topic.next
-
-
-cdef void _expire_flying(accumulator_t* acc, lane_t* lane, int64_t before_us) noexcept nogil:
-    """Reports records as timed out that waited so long for metadata that librdkafka still tries to send them.
-
-    librdkafka counts from the hand-over and cannot be told otherwise. Their memory stays until it gives them back.
-    """
-    cdef chunk_t* chunk
-    cdef chunk_t* overdue = NULL
-    cdef slot_t* slot
-    cdef uint32_t i
-    fp_spin_lock(&lane.spin)
-    chunk = lane.fly_head
-    while chunk != NULL and chunk.created_us < before_us:
-        if not chunk.published and chunk.sent == chunk.count:
-            for i in range(chunk.count):
-                slot = slot_at(chunk, i)
-                if slot.state == PENDING:
-                    slot.state = EXPIRED
-                    chunk.resolved += 1
-                    chunk.failed += 1
-                    count_settled(lane, slot, True)
-                    if chunk.rich and rich_at(chunk, i).clock_us:
-                        rich_at(chunk, i).clock_us = fp_now_us() - rich_at(chunk, i).clock_us
-            chunk.refs += 1  # ours, while it is published
-            chunk.next = overdue
-            overdue = chunk
-        chunk = chunk.fly_next
-    fp_spin_unlock(&lane.spin)
-    while overdue != NULL:
-        chunk = overdue
-        overdue = chunk.next
-        publish(acc, chunk)
-        chunk_release(acc, chunk)
+    if client.acc.timeout_us:
+        fail_waiting(&client.acc, ERR__MSG_TIMED_OUT, now - client.acc.timeout_us)
+        expire_flying(&client.acc, now - client.acc.timeout_us - GRACE_US)
 
 
 cdef bint _look_for_stuck(client_t* client, int64_t now) noexcept nogil:

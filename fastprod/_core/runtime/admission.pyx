@@ -36,8 +36,6 @@ cdef int accept(Runtime self, topic, value, key, partition, callback, on_deliver
     cdef topic_t* target
     cdef bint value_held = False, key_held = False
     cdef bytes packed
-    cdef int32_t chosen
-    cdef int status
     if self.closed:
         raise RuntimeError("Producer has been closed")
     if self.generation != forks():
@@ -63,25 +61,18 @@ cdef int accept(Runtime self, topic, value, key, partition, callback, on_deliver
         if headers_head(PyBytes_AS_STRING(packed)).count:
             record.headers = PyBytes_AS_STRING(packed)
             record.headers_size = PyBytes_GET_SIZE(packed)
-    if self.transactional and not self.in_transaction:
-        raise RecordError(
-            KafkaError(ERR__STATE, "a transactional producer needs begin_transaction() before produce()")
-        )
     try:
         value_held = _view(value, &record.value, &record.size, &value_buffer, "value")
         key_held = _view(key, &record.key, &record.key_size, &key_buffer, "key")
         check_size(self, &record)
-        if self.partitioner is not None and record.partition < 0:
-            record.partition = ask_partitioner(self, target, &record)
-        pthread_mutex_lock(&self.client.acc.lock)
-        status = APPEND_NO_ROOM
-        if self.client.acc.waiters == NULL:
-            status = append(&self.client.acc, target, &record, &chosen)
-            if status == APPEND_OK and record.callback != NULL:
-                Py_INCREF(callback)
-        pthread_mutex_unlock(&self.client.acc.lock)
-        if status != APPEND_OK:
-            append_slowly(self, target, &record, status, self.max_block_us)
+        if record.callback != NULL:
+            Py_INCREF(callback)  # first: another thread may run it before admit() returns
+        try:
+            admit(self, target, &record)
+        except BaseException:
+            if record.callback != NULL:
+                Py_DECREF(callback)
+            raise
     finally:
         if value_held:
             PyBuffer_Release(&value_buffer)
@@ -107,75 +98,94 @@ cdef inline int check_size(Runtime self, record_t* record) except -1:
     return 0
 
 
-cdef int append_slowly(Runtime self, topic_t* topic, record_t* record, int status, int64_t patience_us) except -1:
-    """Everything that keeps a record from being taken at once: waits for room, or raises."""
+cdef int admit(Runtime self, topic_t* topic, record_t* record) except -1:
+    """Takes a record in, waiting for room if need be, or raises why it cannot be."""
+    cdef accumulator_t* acc = &self.client.acc
+    cdef int32_t chosen
+    cdef int status = APPEND_NO_CHOICE
+    while status == APPEND_NO_CHOICE:  # the partitions have become known meanwhile
+        if self.partitioner is not None and record.partition < 0:
+            record.partition = ask_partitioner(self, topic, record)
+        pthread_mutex_lock(&acc.lock)
+        status = append(acc, topic, record, &chosen)
+        pthread_mutex_unlock(&acc.lock)
+        if status == APPEND_NO_ROOM:
+            status = admit_later(self, topic, record)
+    if status != APPEND_OK:
+        refuse(self, topic, record, status)
+    return 0
+
+
+cdef int admit_later(Runtime self, topic_t* topic, record_t* record) except -1:
+    """Takes a record in when there is room in the pool; returns why not."""
     cdef accumulator_t* acc = &self.client.acc
     cdef waiter_t waiter
-    cdef int64_t until, now
+    cdef int64_t granted, until = fp_now_us() + self.max_block_us
     cdef int32_t chosen
-    cdef bint alone
+    cdef int status = APPEND_NO_ROOM
     if footprint(acc, record) > acc.limit:
-        status = APPEND_TOO_LARGE
-    if status == APPEND_NO_CHOICE:
-        status = APPEND_NO_ROOM
-    if status == APPEND_NO_ROOM:
-        memset(&waiter, 0, sizeof(waiter_t))
-        fp_cond_init(&waiter.wake)
-        waiter.need = footprint(acc, record)
-        until = fp_now_us() + patience_us
-        with nogil:
-            pthread_mutex_lock(&acc.lock)
-            if acc.last_waiter != NULL:
-                acc.last_waiter.next = &waiter
-            else:
-                acc.waiters = &waiter
-            acc.last_waiter = &waiter
-            pthread_cond_signal(&acc.work)  # memory is short: nothing lingers now
-            pthread_mutex_unlock(&acc.lock)
-        try:
-            while True:
-                if self.partitioner is not None and record.partition < 0:
-                    record.partition = ask_partitioner(self, topic, record)
-                status = APPEND_NO_ROOM
-                with nogil:
-                    pthread_mutex_lock(&acc.lock)
-                    now = fp_now_us()
-                    if acc.waiters == &waiter and pool_has_room(acc, waiter.need):
-                        status = append(acc, topic, record, &chosen)
-                    # Callbacks hold memory until they have run. If nobody else runs them, waiting is in vain.
-                    alone = acc.callbacks_due > 0 and acc.live_chunks == 0 and (
-                        self.client.poller == 0 or self.client.poller == PyThread_get_thread_ident()
-                    )
-                    if status == APPEND_NO_ROOM and now < until and not alone and not self.closed:
-                        fp_cond_wait_until(&waiter.wake, &acc.lock, min(until, now + SLICE_US))
-                    pthread_mutex_unlock(&acc.lock)
-                if status == APPEND_OK and record.callback != NULL:
-                    Py_INCREF(<object>record.callback)
-                if status == APPEND_NO_CHOICE and not self.closed:
-                    continue  # metadata came meanwhile: the partitioner can be asked now
-                if status != APPEND_NO_ROOM or now >= until or alone or self.closed:
-                    break
-                PyErr_CheckSignals()
-        finally:
-            pthread_mutex_lock(&acc.lock)
-            leave_queue(acc, &waiter)
-            pthread_mutex_unlock(&acc.lock)
-            pthread_cond_destroy(&waiter.wake)
-    if status == APPEND_OK:
-        return 0
-    if self.closed:
+        return APPEND_TOO_LARGE
+    memset(&waiter, 0, sizeof(waiter_t))
+    fp_cond_init(&waiter.wake)
+    try:
+        while True:
+            with nogil:
+                pthread_mutex_lock(&acc.lock)
+                if wait_for_room(self, &waiter, footprint(acc, record), until):
+                    granted = waiter.granted
+                    use_grant(acc, &waiter)
+                    acc.spare = granted
+                    status = append(acc, topic, record, &chosen)
+                    acc.spare = 0
+                    acc.favoured = False
+                    wake_waiters(acc)
+                pthread_mutex_unlock(&acc.lock)
+            if status != APPEND_NO_ROOM or fp_now_us() >= until or is_alone(self):
+                return status
+            PyErr_CheckSignals()
+            place_undecided(self)  # which may be what fills the pool
+    finally:
+        pthread_mutex_lock(&acc.lock)
+        leave_queue(acc, &waiter)
+        pthread_mutex_unlock(&acc.lock)
+        pthread_cond_destroy(&waiter.wake)
+
+
+cdef bint wait_for_room(Runtime self, waiter_t* waiter, int64_t least, int64_t until_us) noexcept nogil:
+    """Waits for a grant, at most a slice; also true when the producer is closed. The lock is held.
+
+    Who waits for long takes what there is: the rest may be held by something that does not move.
+    """
+    cdef accumulator_t* acc = &self.client.acc
+    cdef int64_t now = fp_now_us(), slice = min(until_us, now + SLICE_US)
+    if not waiter.queued and not waiter.granted:
+        enter_queue(acc, waiter, least)
+    elif waiter.queued:
+        waiter.need = least
+        wake_waiters(acc)
+    while not waiter.granted and not acc.gate and now < slice and not is_alone(self):
+        fp_cond_wait_until(&waiter.wake, &acc.lock, slice)
+        now = fp_now_us()
+    return waiter.granted or acc.gate
+
+
+cdef bint is_alone(Runtime self) noexcept nogil:
+    """Whether it is in vain to wait for room: callbacks hold memory until they have run, and only we would run them."""
+    cdef client_t* client = self.client
+    return client.acc.live_chunks == 0 and client.acc.deliveries_open > 0 and (
+        client.poller == 0 or client.poller == PyThread_get_thread_ident()
+    )
+
+
+cdef int refuse(Runtime self, topic_t* topic, record_t* record, int status) except -1:
+    """Raises why a record was not taken."""
+    cdef accumulator_t* acc = &self.client.acc
+    if status == APPEND_CLOSED:
         raise RuntimeError("Producer has been closed")
-    if status == APPEND_NO_ROOM and alone:
-        raise BufferFullError(
-            f"Local: Queue full: buffer.memory = {acc.limit} bytes is used up and {acc.callbacks_due} delivery "
-            "callbacks wait for poll(); call poll() and produce again"
-        )
+    if status == APPEND_NO_TRANSACTION:
+        raise RecordError(KafkaError(ERR__STATE, self.no_transaction))
     if status == APPEND_NO_ROOM:
-        raise BufferFullError(
-            f"Local: Queue full: no room in buffer.memory = {acc.limit} bytes within "
-            f"max.block.ms = {self.max_block_us // 1000}; "
-            f"{self.trouble() or 'the brokers take records more slowly than they are produced'}"
-        )
+        raise full(self)
     if status == APPEND_TOO_LARGE:
         raise RecordError(
             KafkaError(
@@ -187,39 +197,169 @@ cdef int append_slowly(Runtime self, topic_t* topic, record_t* record, int statu
         raise RecordError(
             KafkaError(
                 ERR__UNKNOWN_PARTITION,
-                f"topic {<object>topic.label!r} has partitions 0 to {topic.partitions - 1}, "
-                f"not {record.partition}",
+                f"topic {<object>topic.label!r} has partitions 0 to {topic.partitions - 1}, not {record.partition}",
             )
         )
     raise MemoryError()
 
 
-cdef int32_t ask_partitioner(Runtime self, topic_t* topic, record_t* record) except -2:
-    """The user's partitioner; -1 while the partitions are not known."""
-    cdef int32_t count = 0, n = 0
-    cdef int32_t* copy = NULL
+cdef object full(Runtime self):
+    """The exception for a record that found no room."""
+    cdef accumulator_t* acc = &self.client.acc
+    if self.client.delivering and self.client.poller == PyThread_get_thread_ident():
+        return BufferFullError(
+            f"Local: Queue full: buffer.memory = {acc.limit} bytes is used up, also by the record whose delivery callback "
+            "is running: its memory comes back when the callback has returned; produce after that, or raise buffer.memory"
+        )
+    if is_alone(self):
+        return BufferFullError(
+            f"Local: Queue full: buffer.memory = {acc.limit} bytes is used up and {acc.callbacks_due} delivery "
+            "callbacks wait for poll(); call poll() and produce again"
+        )
+    return BufferFullError(
+        f"Local: Queue full: no room in buffer.memory = {acc.limit} bytes within "
+        f"max.block.ms = {self.max_block_us // 1000}; "
+        f"{self.trouble() or 'the brokers take records more slowly than they are produced'}"
+    )
+
+
+# ---- Python partitioners. They are only ever called on the callers' threads, with the GIL: what waited for metadata is
+# placed by the next call into the producer.
+
+cdef tuple partitions_of(Runtime self, topic_t* topic):
+    """(number of partitions, those with a leader) as the partitioner is told; None while unknown."""
+    cdef int64_t version
+    cdef int32_t count, n, i
+    cdef int32_t* copy
+    known = self.partitions.get(<object>topic.label)
     pthread_mutex_lock(&self.client.acc.lock)
-    if topic.undecided.head == NULL and not topic.routing:
-        count = topic.partitions
-        n = topic.available_count
+    version = topic.version
+    count = topic.partitions
+    n = topic.available_count
+    copy = NULL
+    if known is None or <int64_t>known[0] != version:
         copy = <int32_t*>malloc(max(n, 1) * sizeof(int32_t))
         if copy != NULL and n:
             memcpy(copy, topic.available, n * sizeof(int32_t))
     pthread_mutex_unlock(&self.client.acc.lock)
     if count == 0:
         free(copy)
+        return None
+    if known is None or <int64_t>known[0] != version:
+        if copy == NULL:
+            raise MemoryError()
+        known = (version, (count, [copy[i] for i in range(n)]))
+        free(copy)
+        self.partitions[<object>topic.label] = known
+    return known[1]
+
+
+cdef int32_t ask_partitioner(Runtime self, topic_t* topic, record_t* record) except -2:
+    """The user's choice for a record; -1 while partitions are unknown, or records that came before wait for them."""
+    cdef bint waits
+    if topic.undecided.head != NULL and topic.partitions:
+        place_topic(self, topic)
+    pthread_mutex_lock(&self.client.acc.lock)
+    waits = topic.undecided.head != NULL or topic.routing
+    pthread_mutex_unlock(&self.client.acc.lock)
+    known = None if waits else partitions_of(self, topic)
+    if known is None:
         return -1
-    if copy == NULL:
-        raise MemoryError()
-    available = [copy[i] for i in range(n)]
-    free(copy)
-    return choose_by_python(self, 
+    return choose_by_python(
+        self,
         <object>topic.label,
         None if record.key_size < 0 else record.key[:record.key_size],
         None if record.size < 0 else record.value[:record.size],
-        count,
-        available,
+        known[0],
+        known[1],
     )
+
+
+cdef int place_undecided(Runtime self) except -1:
+    """Places what waited for metadata, where only a Python partitioner can tell where to."""
+    cdef topic_t* topic
+    if self.partitioner is None:
+        return 0
+    topic = self.client.acc.topics
+    while topic != NULL:
+        if topic.undecided.head != NULL and topic.partitions:
+            place_topic(self, topic)
+        topic = topic.next
+    return 0
+
+
+cdef int place_topic(Runtime self, topic_t* topic) except -1:
+    """Asks the partitioner about the records of a topic that waited for metadata, a chunk at a time.
+
+    `topic.routing` keeps the chunk in place while it is asked, and later records behind it.
+    """
+    cdef accumulator_t* acc = &self.client.acc
+    cdef chunk_t* chunk
+    cdef int32_t* wanted
+    cdef uint64_t drops
+    cdef uint32_t i
+    cdef int moved = 1
+    while moved > 0:
+        known = partitions_of(self, topic)
+        pthread_mutex_lock(&acc.lock)
+        chunk = NULL
+        if known is not None and not topic.routing:  # else another thread does, or the partitioner has called us
+            chunk = topic.undecided.head
+        if chunk != NULL:
+            topic.routing = True
+            chunk.sealed = 1
+        drops = acc.drops
+        pthread_mutex_unlock(&acc.lock)
+        if chunk == NULL:
+            return 0
+        wanted = <int32_t*>malloc(chunk.count * sizeof(int32_t))
+        try:
+            if wanted == NULL:
+                raise MemoryError()
+            for i in range(chunk.resolved, chunk.count):
+                wanted[i] = choose_for_slot(self, topic, slot_at(chunk, i), known)
+        except BaseException:  # Ctrl-C: another call asks again
+            free(wanted)
+            pthread_mutex_lock(&acc.lock)
+            topic.routing = False
+            if acc.drops != drops:
+                fail_lane(acc, topic.undecided, ERR__PURGE_QUEUE, INT64_MAX)
+            pthread_mutex_unlock(&acc.lock)
+            raise
+        pthread_mutex_lock(&acc.lock)
+        topic.routing = False
+        if acc.drops != drops:  # purged, aborted or closed meanwhile
+            fail_lane(acc, topic.undecided, ERR__PURGE_QUEUE, INT64_MAX)
+            moved = 0
+        else:
+            moved = route_undecided(acc, topic, wanted)
+        pthread_mutex_unlock(&acc.lock)
+        free(wanted)
+    return 0
+
+
+cdef int32_t choose_for_slot(Runtime self, topic_t* topic, slot_t* slot, tuple known) except -3:
+    """The partition for a record that waited; CHOICE_FAILED when the partitioner raises, which is told as unraisable."""
+    if slot.state >= 0:
+        return slot.state
+    try:
+        return choose_by_python(
+            self,
+            <object>topic.label,
+            None if slot.key == NULL else slot.key[:slot.key_size],
+            None if slot.payload == NULL else slot.payload[:slot.size],
+            known[0],
+            known[1],
+        )
+    except Exception as error:
+        write_unraisable(error, self.partitioner)
+        return CHOICE_FAILED
+
+
+cdef write_unraisable(error, where):
+    """Tells of an exception that no caller can be given, through sys.unraisablehook."""
+    PyErr_SetObject(type(error), error)
+    PyErr_WriteUnraisable(where)
 
 
 cdef int32_t choose_by_python(Runtime self, name, key, value, count, available) except -2:

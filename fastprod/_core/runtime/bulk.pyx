@@ -24,8 +24,6 @@ cdef int submit(
         stamps = &times[0]
     if receipt.topic is not None:
         topic = self.topic_of(receipt.topic)
-    if self.client.acc.policy == POLICY_LIBRDKAFKA:
-        zero_copy = False  # acknowledgements come in no order, so the chunk must be found from the payload
     block = Block.__new__(Block)
     receipt.lock()
     receipt.c.refs += 1
@@ -46,22 +44,25 @@ cdef int submit(
     receipt.blocks[block.first] = block
     self.blocks.append(block)
     try:
-        if topics is None and self.partitioner is None and (headers is None or isinstance(headers, HeaderColumn)):
+        if self.partitioner is None and (headers is None or isinstance(headers, HeaderColumn)):
             while i < n:
                 i = submit_fast(self, receipt, block, topic, wanted, stamps, zero_copy, i)
                 if i < n:
                     submit_one(self, receipt, block, topic, wanted, stamps, zero_copy, i)
                     i += 1
         else:
-            for i in range(n):
+            while i < n and not receipt.full:
                 submit_one(self, receipt, block, topic, wanted, stamps, zero_copy, i)
+                i += 1
                 if i & 0x3fff == 0:
                     PyErr_CheckSignals()
+            if i < n:
+                reject_rest(self, receipt, block, i)
     except BaseException:
         receipt.lock()
         taken = block.c.taken
         receipt.unlock()
-        receipt.total -= n - taken - len(block.rejected)  # the rest was not given: it will have no outcome
+        receipt.total -= n - taken - block.rejections()  # the rest was not given: it will have no outcome
         raise
     finally:
         block.busy = False
@@ -70,67 +71,123 @@ cdef int submit(
 
 
 cdef int64_t submit_fast(
-    Runtime self, Receipt receipt, Block block, topic_t* topic, const int32_t* wanted, const int64_t* stamps, bint zero_copy,
-    int64_t start,
+    Runtime self, Receipt receipt, Block block, topic_t* topic, const int32_t* wanted, const int64_t* stamps,
+    bint zero_copy, int64_t start,
 ) except -1:
-    """Appends without the GIL until something needs a closer look; returns the index of that record."""
+    """Appends without the GIL, waiting for room, until a record needs a closer look; returns its index.
+
+    Where none comes within max.block.ms the rest of the call is rejected: it would only be more of the same.
+    """
     cdef accumulator_t* acc = &self.client.acc
     cdef record_t record
-    cdef Column values = block.values, keys = block.keys
-    cdef int64_t i = start, stop, first = block.first, n = block.count
+    cdef waiter_t waiter
+    cdef Column values = block.values, keys = block.keys, topics = block.topics
+    cdef int64_t i = start, stop, first = block.first, n = block.count, bytes, until = 0
     cdef int64_t most = self.max_record_bytes
     cdef int64_t below = min(most - 128, ZERO_COPY_BYTES if zero_copy else most)
+    cdef const char* name
+    cdef int64_t name_size
     cdef int32_t chosen
-    cdef int kind
+    cdef int kind, status = APPEND_OK
     cdef HeaderColumn headers = block.headers
     cdef bint runs = (
-        acc.policy == POLICY_UNIFORM and wanted == NULL and stamps == NULL and keys.c.kind == COLUMN_EMPTY
-        and headers is None
+        acc.policy == POLICY_UNIFORM and not acc.hash_null and wanted == NULL and stamps == NULL
+        and keys.c.kind == COLUMN_EMPTY and headers is None and topics is None
     )
+    if receipt.full:
+        reject_rest(self, receipt, block, start)
+        return n
     memset(&record, 0, sizeof(record_t))
     record.block = block.c
-    with nogil:
+    memset(&waiter, 0, sizeof(waiter_t))
+    fp_cond_init(&waiter.wake)
+    try:
         while i < n:
-            stop = min(n, i + BULK_STEP)
-            pthread_mutex_lock(&acc.lock)
-            while i < stop and acc.waiters == NULL:
-                kind = column_get(&values.c, i, &record.value, &record.size)
-                if kind == CELL_BAD:
-                    break
-                if kind == CELL_NULL:
-                    record.size = -1
-                kind = column_get(&keys.c, i, &record.key, &record.key_size)
-                if kind == CELL_BAD:
-                    break
-                if kind == CELL_NULL:
-                    record.key_size = -1
-                record.by_reference = zero_copy and record.size >= ZERO_COPY_BYTES
-                record.partition = -1 if wanted == NULL else wanted[i]
-                if stamps != NULL:
-                    record.timestamp = stamps[i]
-                record.index = <uint32_t>(first + i)
-                if headers is not None:
-                    record.headers_size = headers.pack(i, most)
-                    if record.headers_size < 0:
+            with nogil:
+                bytes = 0
+                stop = min(n, i + BULK_STEP)
+                pthread_mutex_lock(&acc.lock)
+                if status == APPEND_NO_ROOM and wait_for_room(self, &waiter, footprint(acc, &record), until):
+                    use_grant(acc, &waiter)
+                    status = APPEND_OK
+                while i < stop and status == APPEND_OK and bytes < BULK_STEP_BYTES:
+                    status = APPEND_LOOK
+                    kind = column_get(&values.c, i, &record.value, &record.size)
+                    if kind == CELL_BAD:
                         break
-                    record.headers = headers.packed if record.headers_size else NULL
-                if (
-                    not -1 <= record.partition < MAX_PARTITIONS
-                    or record.timestamp < 0
-                    or record.size + record.key_size + record.headers_size + 128 > most
-                ):
-                    break
-                if append(acc, topic, &record, &chosen) != APPEND_OK:
-                    break
-                receipt.took(&record)
-                i += 1
-                if runs:
-                    i += append_run(acc, topic, block.c, &values.c, i, stop, first, below)
-            pthread_mutex_unlock(&acc.lock)
-            if i < stop:
+                    if kind == CELL_NULL:
+                        record.size = -1
+                    kind = column_get(&keys.c, i, &record.key, &record.key_size)
+                    if kind == CELL_BAD:
+                        break
+                    if kind == CELL_NULL:
+                        record.key_size = -1
+                    if topics is not None:
+                        if column_get(&topics.c, i, &name, &name_size) != CELL_VALUE:
+                            break
+                        if topic == NULL or topic.name_size != <size_t>name_size or memcmp(topic.name, name, name_size):
+                            topic = topic_find(acc, name, name_size)
+                            if topic == NULL:
+                                break
+                    record.by_reference = zero_copy and record.size >= ZERO_COPY_BYTES
+                    record.partition = -1 if wanted == NULL else wanted[i]
+                    if stamps != NULL:
+                        record.timestamp = stamps[i]
+                    record.index = <uint32_t>(first + i)
+                    if headers is not None:
+                        record.headers_size = headers.pack(i, most)
+                        if record.headers_size < 0:
+                            break
+                        record.headers = headers.packed if record.headers_size else NULL
+                    if (
+                        not -1 <= record.partition < MAX_PARTITIONS
+                        or record.timestamp < 0
+                        or record.size + record.key_size + record.headers_size + 128 > most
+                    ):
+                        break
+                    status = append(acc, topic, &record, &chosen)
+                    if status != APPEND_OK:
+                        break
+                    until = 0
+                    i += 1
+                    if not record.by_reference:
+                        bytes += max(record.size, 0)
+                    if runs:
+                        i += append_run(acc, topic, block.c, &values.c, i, stop, first, below)
+                if acc.favoured:
+                    acc.favoured = False
+                    wake_waiters(acc)
+                pthread_mutex_unlock(&acc.lock)
+            PyErr_CheckSignals()
+            if status == APPEND_CLOSED or status == APPEND_NO_TRANSACTION:
+                refuse(self, topic, &record, status)
+            if status == APPEND_NO_ROOM and footprint(acc, &record) <= acc.limit:
+                if until == 0:
+                    until = fp_now_us() + self.max_block_us
+                if fp_now_us() < until and not is_alone(self):
+                    continue
+                reject_rest(self, receipt, block, i)
+                return n
+            if status != APPEND_OK:
                 break
-    PyErr_CheckSignals()
+    finally:
+        pthread_mutex_lock(&acc.lock)
+        leave_queue(acc, &waiter)
+        pthread_mutex_unlock(&acc.lock)
+        pthread_cond_destroy(&waiter.wake)
     return i
+
+
+cdef int reject_rest(Runtime self, Receipt receipt, Block block, int64_t start) except -1:
+    """There is no room for the records from `start` on. Noted as one: a buffer that is full may mean millions."""
+    if block.full_from < 0:
+        block.full_from = start
+        block.full_error = full(self)
+        receipt.full = True
+        receipt.rejected += block.count - start
+        if self.transactional:
+            self.count_failures(ERR__QUEUE_FULL, block.count - start)
+    return 0
 
 
 cdef int submit_one(
@@ -143,8 +200,7 @@ cdef int submit_one(
     cdef int64_t index = block.first + i
     cdef const char* name
     cdef int64_t name_size
-    cdef int32_t chosen
-    cdef int kind, status
+    cdef int kind
     cdef bytes packed
     memset(&record, 0, sizeof(record_t))
     record.block = block.c
@@ -189,27 +245,16 @@ cdef int submit_one(
                 record.headers = PyBytes_AS_STRING(packed)
                 record.headers_size = PyBytes_GET_SIZE(packed)
         check_size(self, &record)
-        if self.partitioner is not None and record.partition < 0:
-            record.partition = ask_partitioner(self, topic, &record)
-        pthread_mutex_lock(&self.client.acc.lock)
-        status = APPEND_NO_ROOM
-        if self.client.acc.waiters == NULL:
-            status = append(&self.client.acc, topic, &record, &chosen)
-        pthread_mutex_unlock(&self.client.acc.lock)
-        if status != APPEND_OK:
-            append_slowly(self, topic, &record, status, 0 if receipt.full else self.max_block_us)
-        receipt.lock()
-        receipt.took(&record)
-        receipt.unlock()
-    except (BufferFullError, TypeError, ValueError, KafkaException) as error:
-        if isinstance(error, BufferFullError):
-            receipt.full = True
-        block.rejected[index] = error
+        admit(self, topic, &record)
+    except BufferFullError:
+        reject_rest(self, receipt, block, i)
+    except (TypeError, ValueError, KafkaException) as error:
+        if isinstance(error, KafkaException) and error.args[0].code() == ERR__STATE:
+            raise
+        block.rejected[index] = error.with_traceback(None)
         receipt.rejected += 1
         if self.transactional:  # nothing is raised: the commit must know
-            self.count_failure(error.args[0].code() if isinstance(error, KafkaException) else (
-                ERR__QUEUE_FULL if isinstance(error, BufferFullError) else ERR__INVALID_ARG
-            ))
+            self.count_failures(error.args[0].code() if isinstance(error, KafkaException) else ERR__INVALID_ARG, 1)
     return 0
 
 

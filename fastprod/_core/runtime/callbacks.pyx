@@ -35,6 +35,7 @@ cdef int64_t wait_and_dispatch(Runtime self, double timeout) except -1:
     if self.closed:
         raise RuntimeError("Producer has been closed")
     self.check_fork()
+    place_undecided(self)
     served = dispatch(self)
     self.check_access()
     if served or timeout == 0:
@@ -44,6 +45,7 @@ cdef int64_t wait_and_dispatch(Runtime self, double timeout) except -1:
         seen = self.client.acc.news
         if self.client.acc.deliveries == NULL and self.client.events == NULL:
             wait_for_news(self, until, seen)
+        place_undecided(self)
         served = dispatch(self)
         self.check_access()
     return served
@@ -72,6 +74,7 @@ cdef int64_t flush(Runtime self, double timeout) except -1:
         pthread_mutex_unlock(&acc.lock)
     try:
         while True:
+            place_undecided(self)
             with nogil:
                 pthread_mutex_lock(&acc.lock)
                 idle = flusher.remaining <= 0
@@ -138,6 +141,7 @@ cdef int64_t dispatch(Runtime self) except -1:
         pthread_mutex_unlock(&client.acc.lock)
         if chunk == NULL:
             break
+        client.delivering = True
         try:
             served += deliver(self, chunk, errors)
         except BaseException:  # Ctrl-C in a callback: the rest waits for the next call
@@ -148,12 +152,15 @@ cdef int64_t dispatch(Runtime self) except -1:
                 client.acc.last_delivery = chunk
             pthread_mutex_unlock(&client.acc.lock)
             raise
+        finally:
+            client.delivering = False
         pthread_mutex_lock(&client.acc.lock)
+        client.acc.deliveries_open -= 1
         chunk_release(&client.acc, chunk)
         pthread_mutex_unlock(&client.acc.lock)
     if errors:
         for error in errors[1:]:
-            sys.unraisablehook(_Unraisable(error))
+            write_unraisable(error, None)
         raise errors[0]
     return served
 
@@ -256,23 +263,11 @@ cdef drop_callbacks(Runtime self):
             if topic.lanes.lanes[i] != NULL:
                 _drop_lane_callbacks(topic.lanes.lanes[i])
         _drop_lane_callbacks(topic.undecided)
-        _drop_lane_callbacks(topic.unassigned)
         topic = topic.next
 
 
 # syslog's levels as Python's
 _LOG_LEVELS = (50, 50, 50, 40, 30, 20, 20, 10)
-
-
-class _Unraisable:
-    """What sys.unraisablehook expects, for exceptions of callbacks after the first."""
-
-    def __init__(self, error):
-        self.exc_type = type(error)
-        self.exc_value = error
-        self.exc_traceback = error.__traceback__
-        self.err_msg = "Exception ignored in a callback of fastprod.Producer"
-        self.object = None
 
 
 cdef void _drop_chunk_callbacks(chunk_t* chunk) noexcept:
@@ -293,47 +288,3 @@ cdef void _drop_lane_callbacks(lane_t* lane) noexcept:
     while chunk != NULL:
         _drop_chunk_callbacks(chunk)
         chunk = chunk.fly_next
-
-
-cdef void _route_by_python(void* runtime, topic_t* topic) noexcept with gil:
-    """Asks the user's partitioner about records that waited for metadata. `topic.routing` keeps them in place."""
-    cdef Runtime self = <Runtime>runtime
-    cdef accumulator_t* acc = &self.client.acc
-    cdef chunk_t* chunk
-    cdef slot_t* slot
-    cdef int32_t* wanted
-    cdef uint32_t i
-    cdef int moved
-    available = [topic.available[n] for n in range(topic.available_count)]  # only this thread changes it
-    while not self.closed:
-        pthread_mutex_lock(&acc.lock)
-        chunk = topic.undecided.head
-        if chunk != NULL:
-            chunk.sealed = 1
-        pthread_mutex_unlock(&acc.lock)
-        if chunk == NULL:
-            return
-        wanted = <int32_t*>malloc(chunk.count * sizeof(int32_t))
-        if wanted == NULL:
-            return
-        for i in range(chunk.count):
-            slot = slot_at(chunk, i)
-            wanted[i] = slot.state
-            if slot.state < 0:
-                try:
-                    wanted[i] = choose_by_python(self, 
-                        <object>topic.label,
-                        None if slot.key == NULL else slot.key[:slot.key_size],
-                        None if slot.payload == NULL else slot.payload[:slot.size],
-                        topic.partitions,
-                        available,
-                    )
-                except BaseException as error:
-                    sys.unraisablehook(_Unraisable(error))
-                    wanted[i] = 0x7ffffffd  # no such partition: the record fails with that error
-        pthread_mutex_lock(&acc.lock)
-        moved = route_undecided(acc, topic, wanted)
-        pthread_mutex_unlock(&acc.lock)
-        free(wanted)
-        if moved < 0:
-            return  # out of memory: the next metadata answer tries again

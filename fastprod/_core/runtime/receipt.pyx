@@ -9,6 +9,8 @@ cdef class Block:
     cdef int64_t first          # index of its first record in the receipt
     cdef int64_t count
     cdef dict rejected          # index -> exception: never accepted
+    cdef int64_t full_from      # nor was any from here on, for want of room; -1 = none
+    cdef object full_error
     cdef Column values
     cdef Column keys
     cdef Column topics
@@ -22,6 +24,7 @@ cdef class Block:
             raise MemoryError()
         self.c.refs = 1
         self.rejected = {}
+        self.full_from = -1
 
     def __dealloc__(self):
         # The Runtime keeps a Block until no chunk refers to it, so this is the last reference.
@@ -30,6 +33,10 @@ cdef class Block:
     cdef bint idle(self) noexcept:
         """Whether librdkafka holds nothing of it any more; the lock is held."""
         return self.c.refs == 1 and not self.busy
+
+    cdef int64_t rejections(self):
+        """How many were never accepted."""
+        return len(self.rejected) + (self.count - self.full_from if self.full_from >= 0 else 0)
 
     cdef record(self, topic, int64_t index, partition):
         """The record at a position of the receipt."""
@@ -63,7 +70,10 @@ cdef class Receipt:
     cdef int64_t rejected       # records that were never accepted
     cdef readonly object total  # records given
 
-    def __cinit__(self):
+    def __cinit__(self, Runtime runtime=None):
+        if runtime is None:
+            raise TypeError("receipts are made by produce_many() and produce_arrow()")
+        self.runtime = runtime
         self.c = <receipt_t*>calloc(1, sizeof(receipt_t))
         if self.c == NULL:
             raise MemoryError()
@@ -107,12 +117,6 @@ cdef class Receipt:
         """Whether every record has its outcome."""
         return self.acknowledged + self.failed == self.total
 
-    cdef inline void took(self, const record_t* record) noexcept nogil:
-        """One record more; the lock is held."""
-        record.block.taken += 1
-        self.c.accepted += 1
-        self.c.bytes += max(record.size, 0) + max(record.key_size, 0)
-
     cdef int lock(self) except -1:
         # Between lock and unlock no Python object may be made: that could run other Python code, which could need
         # the lock.
@@ -134,6 +138,7 @@ cdef class Receipt:
         hurry(self.runtime)
         while True:
             seen = self.runtime.client.acc.news
+            place_undecided(self.runtime)
             if self.done:
                 break
             self.runtime.check_access()
@@ -175,6 +180,9 @@ cdef class Receipt:
             free(copy)
         for index, error in list(block.rejected.items()):
             found[index] = (error, block.record(self.topic, index, None))
+        if block.full_from >= 0:
+            for i in range(block.first + block.full_from, block.first + block.count):
+                found[i] = (block.full_error, block.record(self.topic, i, None))
 
     @property
     def offsets(self):
@@ -203,6 +211,7 @@ cdef class Receipt:
                     copy[i].records,
                     None if copy[i].first < 0 else copy[i].first,
                     None if copy[i].last < 0 else copy[i].last,
+                    copy[i].unknown,
                 )
                 for i in range(n)
             }
@@ -211,7 +220,12 @@ cdef class Receipt:
         return dict(sorted(found.items()))
 
     cdef let_go(self, Block block):
-        """Forgets a block that librdkafka has done with; only records that failed are copied out of it."""
+        """Forgets a block that librdkafka has done with; only records that failed are copied out of it.
+
+        Not where the buffer was full: that may be millions, and the block has them.
+        """
+        if block.full_from >= 0:
+            return
         try:
             self.add_failed(block, self.kept)
         finally:

@@ -30,14 +30,10 @@ cdef tuple snapshot(Runtime self):
         )
     topics = {}
     for name in list(self.topics):
-        if self.topics[name] is not None:
-            topic = <topic_t*><size_t>self.topics[name]
-            # Read before the lanes: what librdkafka's partitioner has placed is counted there as well.
-            lost = fp_load64(&topic.undecided.failed_records) + fp_load64(&topic.unassigned.failed_records)
-            lanes = lanes_of(self, topic)
-            if client.acc.policy == POLICY_LIBRDKAFKA:
-                lost = max(0, lost - sum([figures[2] for figures in lanes.values()]))
-            topics[name] = (queued_records(topic.undecided) + queued_records(topic.unassigned), lost, lanes)
+        topic = <topic_t*><size_t>self.topics[name]
+        topics[name] = (
+            queued_records(topic.undecided), fp_load64(&topic.undecided.failed_records), lanes_of(self, topic)
+        )
     pthread_mutex_lock(&client.acc.lock)
     if client.statistics != NULL:
         text = strdup(client.statistics)
