@@ -99,7 +99,7 @@ cdef void publish(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
         else:
             acc.deliveries = chunk
         acc.last_delivery = chunk
-        fp_add64(&acc.callbacks_due, chunk.callbacks)
+        acc.callbacks_due += chunk.callbacks
         if acc.waiters != NULL:  # it may be in vain to wait now: see append_slowly
             pthread_cond_signal(&acc.waiters.wake)
     tell_news(acc)

@@ -144,20 +144,8 @@ cdef int64_t dispatch(Runtime self) except -1:
         client.delivering = True
         try:
             served += deliver(self, chunk, errors)
-        except BaseException:  # Ctrl-C in a callback: the rest waits for the next call
-            pthread_mutex_lock(&client.acc.lock)
-            chunk.next = client.acc.deliveries
-            client.acc.deliveries = chunk
-            if client.acc.last_delivery == NULL:
-                client.acc.last_delivery = chunk
-            pthread_mutex_unlock(&client.acc.lock)
-            raise
         finally:
             client.delivering = False
-        pthread_mutex_lock(&client.acc.lock)
-        client.acc.deliveries_open -= 1
-        chunk_release(&client.acc, chunk)
-        pthread_mutex_unlock(&client.acc.lock)
     if errors:
         for error in errors[1:]:
             write_unraisable(error, None)
@@ -166,7 +154,13 @@ cdef int64_t dispatch(Runtime self) except -1:
 
 
 cdef int64_t deliver(Runtime self, chunk_t* chunk, list errors) except -1:
-    """Runs the callbacks of one chunk."""
+    """Runs the callbacks of one chunk and lets go of it.
+
+    That happens before the last one runs, which may want the memory: it may produce the next record. After Ctrl-C in a
+    callback the others wait for the next call.
+    """
+    cdef accumulator_t* acc = &self.client.acc
+    cdef bint last = False
     cdef topic_t* topic = chunk.lane.topic
     cdef slot_t* slot
     cdef rich_t* more
@@ -175,7 +169,7 @@ cdef int64_t deliver(Runtime self, chunk_t* chunk, list errors) except -1:
     cdef int32_t error_code
     cdef uint32_t i
     label = <object>topic.label
-    while chunk.delivered < chunk.count:
+    while not last:
         i = chunk.delivered
         chunk.delivered += 1
         slot = slot_at(chunk, i)
@@ -185,10 +179,9 @@ cdef int64_t deliver(Runtime self, chunk_t* chunk, list errors) except -1:
         callback = <object>more.callback
         more.callback = NULL
         Py_DECREF(callback)
-        fp_add64(&self.client.acc.callbacks_due, -1)
+        chunk.callbacks -= 1
+        last = chunk.callbacks == 0
         error_code = error_of(slot)
-        if self.only_errors and error_code == 0:
-            continue
         message = Message.__new__(Message)
         message._topic = label
         message._key = None if slot.key == NULL else slot.key[:slot.key_size]
@@ -205,11 +198,28 @@ cdef int64_t deliver(Runtime self, chunk_t* chunk, list errors) except -1:
             message._error = self.outcome_error(error_code)
             message._timestamp = -1
             message._timestamp_type = 0
+        pthread_mutex_lock(&acc.lock)
+        acc.callbacks_due -= 1
+        if last:
+            acc.deliveries_open -= 1
+            chunk_release(acc, chunk)
+        pthread_mutex_unlock(&acc.lock)
+        if self.only_errors and error_code == 0:
+            continue
         served += 1
         try:
             callback(message._error, message)
         except Exception as error:
             errors.append(error)
+        except BaseException:
+            if not last:
+                pthread_mutex_lock(&acc.lock)
+                chunk.next = acc.deliveries
+                acc.deliveries = chunk
+                if acc.last_delivery == NULL:
+                    acc.last_delivery = chunk
+                pthread_mutex_unlock(&acc.lock)
+            raise
     return served
 
 
