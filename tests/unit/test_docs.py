@@ -117,6 +117,23 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert f"def {text}(" in target.read_text(), f"{path} has no {text}"
 
 
+@pytest.fixture(scope="module")
+def source() -> str:
+    """All that the package can say, with texts in one piece that are broken over several lines."""
+    files = [file for file in (TREE / "fastprod").rglob("*.py*") if file.suffix in (".py", ".pyx")]
+    return re.sub(r'"\s*\n\s*f?"', "", "\n".join(file.read_text(encoding="utf-8") for file in files))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_errors_are_worded_as_the_page_says(page: Path, source: str) -> None:
+    """What differs from case to case is `...`, a number or in quotes."""
+    for table in re.findall(r"^\| it says \|.*\n\|---.*\n((?:\|.*\n)+)", snippets.prose(page), re.MULTILINE):
+        for told in re.findall(r"^\| `(?:\w+(?:Error|Warning): )?([^`]*)`", table, re.MULTILINE):
+            for part in re.split(r"\.\.\.|\d+|'[^']*'", told):
+                if len(part.strip()) > 8:
+                    assert part.strip() in source, f"nothing in fastprod says «{part.strip()}», of «{told}»"
+
+
 def test_every_page_can_be_reached_from_the_readme() -> None:
     seen, todo = set(), [TREE / "README.md"]
     while todo:
