@@ -318,7 +318,7 @@ def test_small_records_are_delivered_to_a_topic_of_small_batches_if_batch_size_f
 ) -> None:
     """The topic's max.message.bytes holds for a whole batch, and librdkafka's batches are 1 MB unless told otherwise.
 
-    It fails a refused batch with all its records, where Java splits it; the README says what to set.
+    It fails a refused batch with all its records, where Java splits it; docs/producing.md says what to set.
     """
     count = 20_000
     single, bulk = f"{topic}-single", f"{topic}-bulk"
