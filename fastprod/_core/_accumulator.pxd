@@ -144,16 +144,33 @@ ctypedef struct chunk_t:
     uint8_t published
     uint8_t flying            # in the in-flight list
 
+ctypedef struct list_t:       # of lanes
+    lane_t* head
+    lane_t* tail
+
+ctypedef struct link_t:       # a lane's place in one
+    lane_t* previous
+    lane_t* next
+
+ctypedef struct outlet_t:     # one broker: the lanes that it leads, and how many of them librdkafka has something of
+    outlet_t* next
+    int32_t broker            # -1: lanes without a leader
+    list_t lingering          # by age
+    list_t ready
+    list_t out                # those handed over, the first one longest ago
+    int32_t out_count
+    bint spent                # the credit is used up, and not half of it back
+
 ctypedef struct lane_t:
     topic_t* topic
+    outlet_t* outlet          # of the leader
     int32_t partition         # -1: undecided
     int8_t size_class         # of the next chunk
     # waiting records
     chunk_t* head
     chunk_t* tail
-    lane_t* list_prev
-    lane_t* list_next
-    int where                 # LIST_*
+    link_t link
+    int where                 # LIST_*: which list of the outlet's it is linked in
     int64_t first_us          # when the oldest waiting record came
     int64_t retry_us          # not before: librdkafka's queue was full
     # the batch as Java would build it: decides when the lane is ready and when to switch
@@ -161,6 +178,11 @@ ctypedef struct lane_t:
     int32_t batch_records
     int64_t batch_bytes
     int64_t batch_limit
+    # handed over
+    link_t out_link
+    bint counted              # in the outlet's list `out`
+    int64_t out_us            # since when
+    int32_t chunks_out        # chunks that librdkafka has
     # in flight, under `spin`
     int spin
     chunk_t* fly_head
@@ -302,10 +324,9 @@ ctypedef struct accumulator_t:
     topic_t** topic_table     # owned: topics by name, chained; topic_mask + 1 places
     uint32_t topic_mask       # 0 = no table yet
     uint32_t topic_count
-    lane_t* linger_head
-    lane_t* linger_tail
-    lane_t* ready_head
-    lane_t* ready_tail
+    outlet_t* outlets         # owned
+    outlet_t* turn            # whose lanes are looked at next
+    int32_t credit            # lanes of a broker that librdkafka may have at a time
     chunk_t* deliveries       # chunks with callbacks to run
     chunk_t* last_delivery
     int64_t callbacks_due
@@ -396,7 +417,8 @@ cdef lane_t* lane_of(accumulator_t*, topic_t*, int32_t partition) noexcept nogil
 cdef void count_latency(lane_t*, int64_t us, int64_t records) noexcept nogil
 cdef int32_t choose(accumulator_t*, topic_t*, int64_t produced) noexcept nogil
 cdef void rebuild_table(accumulator_t*, topic_t*, int64_t now) noexcept nogil
-cdef double weight_of(topic_t*, int32_t partition) noexcept nogil
+cdef void weights_of(topic_t*, double* weights, int32_t size) noexcept nogil
+cdef void drop_cache(accumulator_t*) noexcept nogil
 cdef int append(accumulator_t*, topic_t*, record_t*, int32_t* partition) noexcept nogil
 cdef int64_t append_run(
     accumulator_t*, topic_t*, block_t*, const column_t* values, int64_t start, int64_t stop, int64_t first, int64_t below
@@ -419,6 +441,7 @@ cdef void unlink_flying(lane_t*, chunk_t*) noexcept nogil
 cdef void publish(accumulator_t*, chunk_t*) noexcept nogil
 cdef void tell_news(accumulator_t*) noexcept nogil
 cdef void chunk_release(accumulator_t*, chunk_t*) noexcept nogil
+cdef void chunk_done(accumulator_t*, chunk_t*) noexcept nogil
 cdef void block_release(block_t*) noexcept nogil
 cdef void receipt_release(receipt_t*) noexcept nogil
 cdef void wake_waiters(accumulator_t*) noexcept nogil

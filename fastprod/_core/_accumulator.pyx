@@ -29,7 +29,6 @@ from fastprod._core._columns cimport CELL_VALUE, column_get, column_t
 from fastprod._core._hash cimport murmur2_bytes
 from fastprod._core._histogram cimport histogram_add, histogram_t
 from fastprod._core._platform cimport (
-    fp_add64,
     fp_assert,
     fp_cond_init,
     fp_load64,
@@ -54,6 +53,7 @@ cdef enum:
     STRIKES = 10                          # rebuilds in a row that must find queues uneven
     CATCH_UP = 64                         # sticky bounds that a partition may be behind when they are even again
     START_US = 2000000                    # after which a lane's queue counts in any case
+    CREDIT_US = 200000                    # a lane that librdkafka has had for so long does not count any more
     GRANT_BYTES = 262144                  # what a thread waits for when memory is short: a full chunk of small records
 
 cdef uint32_t* CLASS_BYTES = [2048, 8192, 32768, 65536]  # whole allocations, header included

@@ -14,7 +14,7 @@ cdef enum:
 
 ctypedef struct broker_t:       # what went to one broker; brokers are added and never removed, under client_t.brokers_lock
     broker_t* next
-    int32_t id
+    int32_t id                  # negative: one of bootstrap.servers, not known by number yet
     bint up                     # connected, login and all
     bint known                  # has been
     int64_t sent                # Produce requests
@@ -57,7 +57,8 @@ ctypedef struct client_t:
     bint transactional
     int64_t ends_sent           # requests to end a transaction; under `brokers_lock`
     int64_t ends_lost           # of them, those without an answer: brokers may still act on them
-    uint64_t connected          # a bit per broker with a usable connection; brokers may share one. Under `acc.lock`
+    int32_t connected           # brokers with a usable connection; under `brokers_lock`
+    client_t* next_client       # in the list of all
     # The last error about reaching a broker; guarded by `acc.lock`.
     char trouble[512]
     int32_t trouble_code
@@ -74,7 +75,8 @@ ctypedef struct client_t:
 cdef void set_newborn(client_t*) noexcept nogil
 cdef int start_threads(client_t*) noexcept nogil
 cdef int forks() noexcept nogil
-cdef void register_client(client_t* old, client_t* new) noexcept nogil
+cdef void register_client(client_t*) noexcept nogil
+cdef void forget_client(client_t*) noexcept nogil
 cdef void on_queue(rd_kafka_t*, void* client) noexcept nogil
 cdef void drain(client_t*) noexcept nogil
 cdef bint enter_as_guest(client_t*) noexcept nogil

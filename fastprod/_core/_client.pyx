@@ -10,9 +10,9 @@ tells us the outcomes instead. It is not used otherwise: the broker thread is th
 librdkafka is never called with one of our locks held, so its callbacks may take them.
 """
 
-from libc.stdint cimport INT64_MAX, int16_t, int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int16_t, int32_t, int64_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcpy, memset, strcmp, strdup, strlen, strncpy
+from libc.string cimport memcpy, strcmp, strdup, strlen, strncpy
 
 from fastprod._core._accumulator cimport (
     EXPIRED,
@@ -20,7 +20,7 @@ from fastprod._core._accumulator cimport (
     POLICY_PYTHON,
     accumulator_t,
     chunk_of,
-    chunk_release,
+    chunk_done,
     chunk_t,
     detach,
     enter_flight,
@@ -34,7 +34,6 @@ from fastprod._core._accumulator cimport (
     lane_t,
     next_deadline,
     next_ready,
-    publish,
     queued_records,
     reattach,
     resolve,
@@ -50,6 +49,7 @@ from fastprod._core._accumulator cimport (
     topic_update,
     unlink_flying,
 )
+from fastprod._core._hash cimport murmur2_bytes
 from fastprod._core._histogram cimport histogram_add
 from fastprod._core._platform cimport (
     fp_add64,
@@ -134,15 +134,15 @@ cdef enum:
 cdef int fork_generation = 0
 
 # All clients of the process, for the one hook that librdkafka calls without our pointer.
-cdef client_t* _clients[1024]
+cdef client_t* _clients = NULL
 cdef int _clients_lock = 0
 
 
 cdef void _forked() noexcept nogil:
-    global fork_generation, _clients_lock
+    global fork_generation, _clients, _clients_lock
     fork_generation += 1
     _clients_lock = 0  # whoever held it is not here
-    memset(_clients, 0, sizeof(_clients))
+    _clients = NULL
 
 
 pthread_atfork(NULL, NULL, _forked)

@@ -52,6 +52,7 @@ from fastprod._core._accumulator cimport (
     chunk_release,
     chunk_t,
     enter_queue,
+    drop_cache,
     error_of,
     expire_flying,
     extent_t,
@@ -83,7 +84,7 @@ from fastprod._core._accumulator cimport (
     use_grant,
     waiter_t,
     wake_waiters,
-    weight_of,
+    weights_of,
 )
 from fastprod._core._balance cimport (
     record_upper_bound,
@@ -98,6 +99,7 @@ from fastprod._core._client cimport (
     drop_event,
     enter_as_guest,
     event_t,
+    forget_client,
     forks,
     free_brokers,
     leave_as_guest,
@@ -124,7 +126,6 @@ from fastprod._core._message cimport (
     pack_headers,
 )
 from fastprod._core._platform cimport (
-    fp_add64,
     fp_cond_init,
     fp_cond_wait_until,
     fp_load64,
@@ -156,6 +157,7 @@ cdef enum:
     APPEND_LOOK = 100           # a record that submit_fast leaves to submit_one
     PURGE_US = 10000000         # librdkafka drops what it is told to drop at once, unless its threads are stuck
     SWEEP_US = 100000           # how long buffers may be kept that are done with, though older ones are not
+    CREDIT = 32                 # lanes of a broker that librdkafka may have at a time
     # What librdkafka allocates per message, besides the key: rd_kafka_msg_t and malloc's share.
     MESSAGE_OVERHEAD = 272
 
@@ -228,6 +230,7 @@ cdef class Runtime:
         acc.timeout_us = <int64_t>(settings.delivery_timeout_ms * 1000)
         acc.limit = settings.buffer_memory
         acc.record_overhead = MESSAGE_OVERHEAD
+        acc.credit = CREDIT
         acc.random.state = settings.seed
         accumulator_init(acc)
         fp_cond_init(&self.client.scout_wake)
@@ -293,7 +296,7 @@ cdef class Runtime:
         self.client.queue = rdkafka.queue_get_main(self.client.rk)
         rdkafka.queue_cb_event_enable(self.client.queue, on_queue, self.client)
         self.client.news = True  # what came before we listened
-        register_client(NULL, self.client)
+        register_client(self.client)
         if start_threads(self.client) < 0:
             self.stop()
             raise RuntimeError("cannot start the producer's threads: the system's limit is reached")
@@ -373,11 +376,12 @@ cdef class Runtime:
 
     def finish(self):
         """librdkafka's client has been destroyed."""
-        register_client(self.client, NULL)
+        forget_client(self.client)
         with nogil:
             publish_completed(self.client)
             pthread_mutex_lock(&self.client.acc.lock)
             fail_flying(&self.client.acc, ERR__PURGE_INFLIGHT)
+            drop_cache(&self.client.acc)  # a Receipt may keep us for long
             pthread_mutex_unlock(&self.client.acc.lock)
         self.gone = True
         sweep(self, True)

@@ -24,14 +24,13 @@ from fastprod._core._accumulator cimport (
     append,
     append_run,
     choose,
-    chunk_release,
+    chunk_done,
     chunk_t,
     detach,
     enter_flight,
     fail_waiting,
     lane_t,
     next_ready,
-    publish,
     queued_bytes,
     rebuild_table,
     record_t,
@@ -43,7 +42,7 @@ from fastprod._core._accumulator cimport (
     topic_t,
     topic_update,
     unlink_flying,
-    weight_of,
+    weights_of,
 )
 from fastprod._core._balance cimport partial_advance, partial_next
 from fastprod._core._columns cimport CELL_VALUE, Column, column_get
@@ -83,6 +82,7 @@ cdef class Accumulator:
         self.acc.partial_limit = limit
         self.acc.partial_seed = <uint64_t>seed
         self.acc.failing_opens = failing_opens
+        self.acc.credit = partitions + 1
         self.acc.random.counting = replay
         self.acc.random.state = <uint64_t>seed
         accumulator_init(&self.acc)
@@ -194,8 +194,7 @@ cdef class Accumulator:
                 resolve(lane, chunk, i, 0, -1)
             unlink_flying(lane, chunk)
             chunk.returned = chunk.count
-            publish(&self.acc, chunk)
-            chunk_release(&self.acc, chunk)
+            chunk_done(&self.acc, chunk)
 
     def purge(self):
         """Drops what waits; returns how many records."""
@@ -228,7 +227,13 @@ cdef class Accumulator:
 
     def weight(self, int32_t partition):
         """The share that the load table gives a partition."""
-        return weight_of(self.topic, partition)
+        cdef double* weights = <double*>malloc(self.topic.partitions * sizeof(double))
+        if weights == NULL:
+            raise MemoryError()
+        weights_of(self.topic, weights, self.topic.partitions)
+        weight = weights[partition]
+        free(weights)
+        return weight
 
     @property
     def used(self):

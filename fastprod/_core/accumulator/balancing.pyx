@@ -36,21 +36,21 @@ cdef void _resume_shares(accumulator_t* acc, topic_t* topic) noexcept nogil:
         _sink(topic, i)
 
 
-cdef bint _is_stuck(accumulator_t* acc, topic_t* topic, lane_t* lane, int64_t now) noexcept nogil:
-    """Whether records are queued and no partition of the same broker moves: partitioner.availability.timeout.ms."""
+cdef void _find_moving(accumulator_t* acc, topic_t* topic, int64_t now) noexcept nogil:
+    """Notes in `broker_lanes` which brokers have acknowledged something lately: partitioner.availability.timeout.ms."""
     cdef int32_t i
-    cdef lane_t* other
-    if queued_records(lane) == 0 or fp_load64(&lane.progress_us) + acc.availability_us >= now:
-        return False
+    cdef lane_t* lane
+    for i in range(topic.brokers):
+        topic.broker_lanes[i] = 0
     for i in range(topic.available_count):
-        other = topic.lanes.lanes[topic.available[i]]
-        if (
-            other != NULL
-            and topic.leaders[topic.available[i]] == topic.leaders[lane.partition]
-            and fp_load64(&other.progress_us) + acc.availability_us >= now
-        ):
-            return False
-    return True
+        lane = topic.lanes.lanes[topic.available[i]]
+        if lane != NULL and fp_load64(&lane.progress_us) + acc.availability_us >= now:
+            topic.broker_lanes[topic.broker[topic.available[i]]] = 1
+
+
+cdef inline bint _is_stuck(topic_t* topic, lane_t* lane) noexcept nogil:
+    """Whether records are queued and no partition of the same broker moves; after _find_moving."""
+    return queued_records(lane) != 0 and not topic.broker_lanes[topic.broker[lane.partition]]
 
 
 cdef bint _has_settled_in(lane_t* lane, int64_t now) noexcept nogil:
@@ -89,7 +89,7 @@ cdef void rebuild_table(accumulator_t* acc, topic_t* topic, int64_t now) noexcep
 
     A snapshot of one queue is mostly noise: it shrinks by a whole wire batch at a time. So queues are averaged, over
     time and over the lanes of a broker, and the table decides only while one broker's are several times another's.
-    Equal brokers then share evenly to the byte, and a slow one is noticed within a tenth of a second. A
+    Equal brokers then share evenly, and a slow one is noticed within a tenth of a second. A
     second time it is forgotten more slowly: a broker that stops and goes (long collections, a CPU quota) empties its
     queue between two stalls, while those of the others fill, and would be given its full share just before the next.
     And while the pool is full nobody looks; by the time there is room again a stalled broker may have answered
@@ -111,18 +111,24 @@ cdef void rebuild_table(accumulator_t* acc, topic_t* topic, int64_t now) noexcep
             blocked = 0
     topic.table_us = now
     topic.table.count = 0
-    for broker in range(topic.brokers):
-        topic.broker_queue[broker] = 0
-        topic.broker_lanes[broker] = 0
+    if acc.availability_us:
+        _find_moving(acc, topic, now)
     for i in range(topic.available_count):
         partition = topic.available[i]
-        broker = topic.broker[partition]
         lane = topic.lanes.lanes[partition]
-        if lane != NULL and acc.availability_us and _is_stuck(acc, topic, lane, now):
+        if lane != NULL and acc.availability_us and _is_stuck(topic, lane):
             barred = True
             continue
         topic.table.partitions[used] = partition
-        topic.queues[used] = -1
+        used += 1
+    for broker in range(topic.brokers):
+        topic.broker_queue[broker] = 0
+        topic.broker_lanes[broker] = 0
+    for i in range(used):
+        partition = topic.table.partitions[i]
+        broker = topic.broker[partition]
+        lane = topic.lanes.lanes[partition]
+        topic.queues[i] = -1
         if lane != NULL and _has_settled_in(lane, now):
             queue = queued_bytes(lane) * 256 // acc.sticky_bytes
             if topic.smooth[partition] < 0:  # starts neutral
@@ -131,10 +137,9 @@ cdef void rebuild_table(accumulator_t* acc, topic_t* topic, int64_t now) noexcep
                 _average(topic, partition, topic.held[partition], blocked)
             _average(topic, partition, queue, elapsed)
             topic.held[partition] = queue
-            topic.queues[used] = topic.smooth[partition]
+            topic.queues[i] = topic.smooth[partition]
             topic.broker_queue[broker] += topic.smooth[partition]
             topic.broker_lanes[broker] += 1
-        used += 1
     broker = 0
     for i in range(topic.brokers):
         if topic.broker_lanes[i]:
@@ -208,16 +213,16 @@ cdef int32_t _choose_other(accumulator_t* acc, topic_t* topic, int32_t old) noex
     return topic.available[i]
 
 
-cdef double weight_of(topic_t* topic, int32_t partition) noexcept nogil:
-    """The share of key-less records that the load table gives a partition at this moment."""
+cdef void weights_of(topic_t* topic, double* weights, int32_t size) noexcept nogil:
+    """The share of key-less records that the load table gives each of the first `size` partitions at this moment."""
     cdef int32_t i
-    if not 0 <= partition < topic.partitions or topic.leaders[partition] < 0:
-        return 0
-    if topic.table.count == 0:
-        return 1.0 / topic.available_count
-    for i in range(topic.table.count):
-        if topic.table.partitions[i] == partition:
-            return (
-                topic.table.cumulative[i] - (topic.table.cumulative[i - 1] if i else 0)
-            ) / <double>topic.table.cumulative[topic.table.count - 1]
-    return 0
+    cdef load_table_t* table = &topic.table
+    for i in range(size):
+        weights[i] = 0
+        if table.count == 0 and i < topic.partitions and topic.leaders[i] >= 0:
+            weights[i] = 1.0 / topic.available_count
+    for i in range(table.count):
+        if table.partitions[i] < size:
+            weights[table.partitions[i]] = (
+                table.cumulative[i] - (table.cumulative[i - 1] if i else 0)
+            ) / <double>table.cumulative[table.count - 1]

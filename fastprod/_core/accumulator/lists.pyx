@@ -1,38 +1,103 @@
 # Which lanes linger, which are ready, and what the sender takes next.
+#
+# librdkafka sends one partition per request and looks at every partition of a broker whenever it wakes. Giving it more
+# lanes than it has requests to send only makes batches small: so each broker has some credit, and lanes beyond it stay
+# here and grow.
 
-cdef void _unlist(accumulator_t* acc, lane_t* lane) noexcept nogil:
-    cdef lane_t** head = &acc.linger_head if lane.where == LIST_LINGER else &acc.ready_head
-    cdef lane_t** tail = &acc.linger_tail if lane.where == LIST_LINGER else &acc.ready_tail
-    if lane.where == LIST_NONE:
-        return
-    if lane.list_prev != NULL:
-        lane.list_prev.list_next = lane.list_next
+cdef inline link_t* _link(lane_t* lane, bint out) noexcept nogil:
+    return &lane.out_link if out else &lane.link
+
+
+cdef void _push(list_t* list, lane_t* lane, bint out) noexcept nogil:
+    cdef link_t* link = _link(lane, out)
+    link.previous = list.tail
+    link.next = NULL
+    if list.tail != NULL:
+        _link(list.tail, out).next = lane
     else:
-        head[0] = lane.list_next
-    if lane.list_next != NULL:
-        lane.list_next.list_prev = lane.list_prev
+        list.head = lane
+    list.tail = lane
+
+
+cdef void _remove(list_t* list, lane_t* lane, bint out) noexcept nogil:
+    cdef link_t* link = _link(lane, out)
+    if link.previous != NULL:
+        _link(link.previous, out).next = link.next
     else:
-        tail[0] = lane.list_prev
-    lane.list_prev = lane.list_next = NULL
-    lane.where = LIST_NONE
+        list.head = link.next
+    if link.next != NULL:
+        _link(link.next, out).previous = link.previous
+    else:
+        list.tail = link.previous
+    link.previous = link.next = NULL
+
+
+cdef void _unlist(lane_t* lane) noexcept nogil:
+    if lane.where != LIST_NONE:
+        _remove(&lane.outlet.lingering if lane.where == LIST_LINGER else &lane.outlet.ready, lane, False)
+        lane.where = LIST_NONE
 
 
 cdef void _enlist(accumulator_t* acc, lane_t* lane, int where) noexcept nogil:
-    cdef lane_t** head = &acc.linger_head if where == LIST_LINGER else &acc.ready_head
-    cdef lane_t** tail = &acc.linger_tail if where == LIST_LINGER else &acc.ready_tail
+    cdef list_t* list = &lane.outlet.lingering if where == LIST_LINGER else &lane.outlet.ready
     if lane.where == where:
         return
-    _unlist(acc, lane)
-    lane.list_prev = tail[0]
-    if tail[0] != NULL:
-        tail[0].list_next = lane
-    else:
-        head[0] = lane
-    tail[0] = lane
+    _unlist(lane)
+    _push(list, lane, False)
     lane.where = where
     # The sender sleeps until the first linger deadline it knows of: tell it of an earlier one.
-    if acc.sender_waiting and (where == LIST_READY or head[0] == lane):
+    if acc.sender_waiting and (where == LIST_READY or list.head == lane):
         pthread_cond_signal(&acc.work)
+
+
+cdef outlet_t* _outlet_of(accumulator_t* acc, int32_t broker) noexcept nogil:
+    """Made on first use; NULL when memory is short."""
+    cdef outlet_t* outlet = acc.outlets
+    while outlet != NULL and outlet.broker != broker:
+        outlet = outlet.next
+    if outlet == NULL:
+        outlet = <outlet_t*>calloc(1, sizeof(outlet_t))
+        if outlet != NULL:
+            outlet.broker = broker
+            outlet.next = acc.outlets
+            acc.outlets = outlet
+    return outlet
+
+
+cdef void _count_out(accumulator_t* acc, lane_t* lane, bint out) noexcept nogil:
+    """Takes a lane into what counts against its broker's credit, or out of it.
+
+    Credit comes back by halves: each hand-over makes librdkafka look at all partitions, unless it is at it anyway.
+    """
+    cdef outlet_t* outlet = lane.outlet
+    if lane.counted != out:
+        lane.counted = out
+        if out:
+            _push(&outlet.out, lane, True)
+            outlet.out_count += 1
+            if outlet.out_count >= acc.credit:
+                outlet.spent = True
+        else:
+            _remove(&outlet.out, lane, True)
+            outlet.out_count -= 1
+            if outlet.out_count <= acc.credit // 2:
+                outlet.spent = False
+
+
+cdef int _lead(accumulator_t* acc, lane_t* lane, int32_t broker) noexcept nogil:
+    """The lane is led by another broker from now on; -1 when memory is short."""
+    cdef outlet_t* outlet = _outlet_of(acc, broker)
+    cdef int where = lane.where
+    if outlet == NULL:
+        return -1
+    if lane.outlet != outlet:
+        if lane.outlet != NULL:
+            _unlist(lane)
+            _count_out(acc, lane, False)  # what the old leader has does not burden the new one
+        lane.outlet = outlet
+        if where != LIST_NONE:
+            _enlist(acc, lane, LIST_READY)  # lists of lingering lanes are in order of age
+    return 0
 
 
 cdef chunk_t* detach(accumulator_t* acc, lane_t* lane) noexcept nogil:
@@ -40,31 +105,46 @@ cdef chunk_t* detach(accumulator_t* acc, lane_t* lane) noexcept nogil:
     cdef chunk_t* chunks = lane.head
     cdef chunk_t* chunk = chunks
     cdef chunk_t* last = lane.tail
-    _unlist(acc, lane)
+    _unlist(lane)
     lane.head = lane.tail = NULL
     lane.batch_open = False
-    while chunk != NULL:
-        chunk.handed = 1
-        acc.flying += chunk.charge
-        chunk = chunk.next
     if last != NULL:
-        acc.flying -= last.reserved
         _seal(acc, last)
         # Lanes that end their linger with little in the chunk go on with smaller ones.
         if chunks == last and lane.size_class > 0 and last.used + last.count * last.stride < last.capacity >> 2:
             lane.size_class -= 1
+    while chunk != NULL:
+        chunk.handed = 1
+        acc.flying += chunk.charge
+        lane.chunks_out += 1
+        chunk = chunk.next
+    if not lane.counted:
+        lane.out_us = fp_now_us()
+        _count_out(acc, lane, True)
     return chunks
+
+
+cdef void chunk_returned(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
+    """librdkafka has nothing of the chunk any more."""
+    cdef lane_t* lane = chunk.lane
+    if not chunk.handed:
+        return
+    chunk.handed = 0
+    acc.flying -= chunk.charge
+    lane.chunks_out -= 1
+    if lane.chunks_out == 0 and lane.counted:
+        _count_out(acc, lane, False)
+        if acc.sender_waiting and not lane.outlet.spent and (lane.outlet.ready.head != NULL or lane.outlet.lingering.head != NULL):
+            pthread_cond_signal(&acc.work)
 
 
 cdef void reattach(accumulator_t* acc, lane_t* lane, chunk_t* chunks) noexcept nogil:
     """Puts chunks that librdkafka had no room for back in front."""
     cdef chunk_t* last = chunks
-    while True:
-        last.handed = 0
-        acc.flying -= last.charge
-        if last.next == NULL:
-            break
+    chunk_returned(acc, last)
+    while last.next != NULL:
         last = last.next
+        chunk_returned(acc, last)
     last.next = lane.head
     lane.head = chunks
     if lane.tail == NULL:
@@ -73,29 +153,61 @@ cdef void reattach(accumulator_t* acc, lane_t* lane, chunk_t* chunks) noexcept n
     _enlist(acc, lane, LIST_READY)
 
 
-cdef lane_t* next_ready(accumulator_t* acc, int64_t now) noexcept nogil:
-    """A lane whose records may go to librdkafka now, or NULL."""
+cdef inline bint _has_credit(accumulator_t* acc, outlet_t* outlet, int64_t now) noexcept nogil:
+    """Whether librdkafka may get another lane of the broker. Those out for long count no more: they may be stuck."""
+    while outlet.spent and outlet.out.head.out_us + CREDIT_US <= now:
+        _count_out(acc, outlet.out.head, False)
+    return not outlet.spent
+
+
+cdef lane_t* _next_of(accumulator_t* acc, outlet_t* outlet, int64_t now) noexcept nogil:
     cdef lane_t* lane
-    while acc.linger_head != NULL and acc.linger_head.first_us + acc.linger_us <= now:
-        _enlist(acc, acc.linger_head, LIST_READY)
-    # Memory is short: what librdkafka has comes back by itself, but not what lingers.
-    if acc.linger_head != NULL and acc.ready_head == NULL and acc.waiters != NULL and acc.flying < acc.limit // 2:
-        _enlist(acc, acc.linger_head, LIST_READY)
-    lane = acc.ready_head
+    while outlet.lingering.head != NULL and outlet.lingering.head.first_us + acc.linger_us <= now:
+        _enlist(acc, outlet.lingering.head, LIST_READY)
+    lane = outlet.ready.head
+    if lane == NULL:
+        # Memory is short: what librdkafka has comes back by itself, but not what lingers.
+        if acc.waiters != NULL and acc.flying < acc.limit // 2:
+            lane = outlet.lingering.head
     while lane != NULL and lane.retry_us > now:
-        lane = lane.list_next
+        lane = lane.link.next
     return lane
 
 
+cdef lane_t* next_ready(accumulator_t* acc, int64_t now) noexcept nogil:
+    """A lane whose records may go to librdkafka now, or NULL. Brokers take turns."""
+    cdef outlet_t* first = acc.turn if acc.turn != NULL else acc.outlets
+    cdef outlet_t* outlet = first
+    cdef lane_t* lane
+    while outlet != NULL:
+        acc.turn = outlet.next
+        if _has_credit(acc, outlet, now):
+            lane = _next_of(acc, outlet, now)
+            if lane != NULL:
+                return lane
+        outlet = outlet.next if outlet.next != NULL else acc.outlets
+        if outlet == first:
+            break
+    return NULL
+
+
 cdef int64_t next_deadline(accumulator_t* acc, int64_t now) noexcept nogil:
-    """When something is due that no signal announces: linger, or a retry."""
+    """When something is due that no signal announces: linger, a retry, or the end of waiting for a broker."""
     cdef int64_t due = now + 1000000
-    cdef lane_t* lane = acc.ready_head
-    if acc.linger_head != NULL:
-        due = min(due, acc.linger_head.first_us + acc.linger_us)
-    while lane != NULL:
-        due = min(due, lane.retry_us)
-        lane = lane.list_next
+    cdef outlet_t* outlet = acc.outlets
+    cdef lane_t* lane
+    while outlet != NULL:
+        if outlet.spent:
+            if outlet.ready.head != NULL or outlet.lingering.head != NULL:
+                due = min(due, outlet.out.head.out_us + CREDIT_US)
+        else:
+            if outlet.lingering.head != NULL:
+                due = min(due, outlet.lingering.head.first_us + acc.linger_us)
+            lane = outlet.ready.head
+            while lane != NULL:
+                due = min(due, lane.retry_us)
+                lane = lane.link.next
+        outlet = outlet.next
     return due
 
 
@@ -103,13 +215,16 @@ cdef void seal_all(accumulator_t* acc) noexcept nogil:
     """Flush: everything that waits is due now, and later records start new chunks."""
     cdef lane_t* lane
     cdef topic_t* topic = acc.topics
-    while acc.linger_head != NULL:
-        _enlist(acc, acc.linger_head, LIST_READY)
-    lane = acc.ready_head
-    while lane != NULL:
-        lane.batch_open = False
-        _seal(acc, lane.tail)
-        lane = lane.list_next
+    cdef outlet_t* outlet = acc.outlets
+    while outlet != NULL:
+        while outlet.lingering.head != NULL:
+            _enlist(acc, outlet.lingering.head, LIST_READY)
+        lane = outlet.ready.head
+        while lane != NULL:
+            lane.batch_open = False
+            _seal(acc, lane.tail)
+            lane = lane.link.next
+        outlet = outlet.next
     while topic != NULL:
         if topic.undecided.tail != NULL:
             _seal(acc, topic.undecided.tail)

@@ -120,9 +120,15 @@ cdef void fail_unsent(accumulator_t* acc, chunk_t* chunk, int32_t error) noexcep
         unlink_flying(lane, chunk)
     fp_spin_unlock(&lane.spin)
     if over:
-        if not chunk.published:
-            publish(acc, chunk)
-        chunk_release(acc, chunk)
+        chunk_done(acc, chunk)
+
+
+cdef void chunk_done(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
+    """Neither we nor librdkafka will do anything more with its records."""
+    chunk_returned(acc, chunk)
+    if not chunk.published:
+        publish(acc, chunk)
+    chunk_release(acc, chunk)
 
 
 cdef void _fail_flying(accumulator_t* acc, lane_t* lane, int32_t error) noexcept nogil:
@@ -137,9 +143,7 @@ cdef void _fail_flying(accumulator_t* acc, lane_t* lane, int32_t error) noexcept
         chunk.sent = chunk.returned = chunk.count
         unlink_flying(lane, chunk)
         fp_spin_unlock(&lane.spin)
-        if not chunk.published:
-            publish(acc, chunk)
-        chunk_release(acc, chunk)
+        chunk_done(acc, chunk)
 
 
 cdef void fail_flying(accumulator_t* acc, int32_t error) noexcept nogil:
@@ -238,7 +242,7 @@ cdef int64_t fail_lane(accumulator_t* acc, lane_t* lane, int32_t error, int64_t 
         if lane.head == NULL:
             lane.tail = NULL
             lane.batch_open = False
-            _unlist(acc, lane)
+            _unlist(lane)
         chunk.next = NULL
         _seal(acc, chunk)
         n += chunk.count - chunk.sent
@@ -253,21 +257,26 @@ cdef int64_t fail_waiting(accumulator_t* acc, int32_t error, int64_t before_us) 
     """
     cdef int64_t n = 0
     cdef topic_t* topic = acc.topics
-    cdef lane_t* lane = acc.linger_head
-    cdef lane_t* following
+    cdef outlet_t* outlet = acc.outlets
     if before_us == INT64_MAX:
         acc.drops += 1
-    while lane != NULL:
-        following = lane.list_next
-        n += fail_lane(acc, lane, error, before_us)
-        lane = following
-    lane = acc.ready_head
-    while lane != NULL:
-        following = lane.list_next
-        n += fail_lane(acc, lane, error, before_us)
-        lane = following
+    while outlet != NULL:
+        n += _fail_list(acc, &outlet.lingering, error, before_us)
+        n += _fail_list(acc, &outlet.ready, error, before_us)
+        outlet = outlet.next
     while topic != NULL:
         if not topic.routing:
             n += fail_lane(acc, topic.undecided, error, before_us)
         topic = topic.next
+    return n
+
+
+cdef int64_t _fail_list(accumulator_t* acc, list_t* list, int32_t error, int64_t before_us) noexcept nogil:
+    cdef lane_t* lane = list.head
+    cdef lane_t* following
+    cdef int64_t n = 0
+    while lane != NULL:
+        following = lane.link.next
+        n += fail_lane(acc, lane, error, before_us)
+        lane = following
     return n

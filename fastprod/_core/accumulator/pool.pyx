@@ -111,6 +111,18 @@ cdef void _trim_cache(accumulator_t* acc, int64_t need) noexcept nogil:
             free(chunk)
 
 
+cdef void drop_cache(accumulator_t* acc) noexcept nogil:
+    """Gives all cached chunks back to malloc."""
+    cdef int c
+    cdef chunk_t* chunk
+    for c in range(SIZE_CLASSES):
+        while acc.free_lists[c] != NULL:
+            chunk = acc.free_lists[c]
+            acc.free_lists[c] = chunk.next
+            free(chunk)
+    acc.cached = 0
+
+
 cdef int _chunk_new(
     accumulator_t* acc, lane_t* lane, int64_t data, uint32_t stride, int64_t extra, chunk_t** out
 ) noexcept nogil:
@@ -175,8 +187,6 @@ cdef void chunk_release(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
     if chunk.refs:
         return
     acc.used -= chunk.charge
-    if chunk.handed:
-        acc.flying -= chunk.charge
     if acc.short:
         acc.short = False
         acc.room_us = fp_now_us()

@@ -13,9 +13,9 @@ cdef void accumulator_free(accumulator_t* acc) noexcept nogil:
     cdef topic_t* topic
     cdef lanes_t* lanes
     cdef lanes_t* older
+    cdef outlet_t* outlet
     cdef chunk_t* chunk
     cdef int32_t i
-    cdef int c
     while acc.topics != NULL:
         topic = acc.topics
         acc.topics = topic.next
@@ -44,15 +44,15 @@ cdef void accumulator_free(accumulator_t* acc) noexcept nogil:
         free(topic.name)
         free(topic)
     free(acc.topic_table)
+    while acc.outlets != NULL:
+        outlet = acc.outlets
+        acc.outlets = outlet.next
+        free(outlet)
     while acc.deliveries != NULL:
         chunk = acc.deliveries
         acc.deliveries = chunk.next
         _chunk_free(chunk)
-    for c in range(SIZE_CLASSES):
-        while acc.free_lists[c] != NULL:
-            chunk = acc.free_lists[c]
-            acc.free_lists[c] = chunk.next
-            free(chunk)
+    drop_cache(acc)
     pthread_cond_destroy(&acc.work)
     pthread_cond_destroy(&acc.done)
     pthread_mutex_destroy(&acc.lock)
@@ -209,6 +209,8 @@ cdef int topic_update(accumulator_t* acc, topic_t* topic, int32_t partitions, co
         if i < topic.partitions and 0 <= topic.leaders[i] != leaders[i]:
             acc.leaders_moved = True
         topic.leaders[i] = leaders[i]
+        if topic.lanes.lanes[i] != NULL and leaders[i] >= 0:
+            _lead(acc, topic.lanes.lanes[i], leaders[i])
         if leaders[i] >= 0:
             topic.available[n] = i
             n += 1
@@ -250,6 +252,9 @@ cdef lane_t* lane_of(accumulator_t* acc, topic_t* topic, int32_t partition) noex
             acc.failing_opens -= 1
             return NULL
         lane = _lane_new(topic, partition)
+        if lane != NULL and _lead(acc, lane, topic.leaders[partition]) < 0:
+            free(lane)
+            lane = NULL
         if lane != NULL:
             acc.lanes_opened += 1
             fp_store_ptr(<void**>&topic.lanes.lanes[partition], lane)

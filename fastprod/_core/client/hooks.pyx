@@ -37,25 +37,22 @@ cdef rd_kafka_resp_err_t _on_broker_state(
 ) noexcept nogil:
     """A connection was made or lost. Runs on librdkafka's threads, some with its locks held."""
     cdef client_t* client = <client_t*>opaque
-    cdef uint64_t bit = 1
     cdef bint up = strcmp(state, b"UP") == 0
     cdef broker_t* known
-    if broker >= 0:
-        fp_spin_lock(&client.brokers_lock)
-        known = _broker(client, broker)
-        if known != NULL:
-            known.up = up
-            known.known |= up
-        fp_spin_unlock(&client.brokers_lock)
-    bit <<= <uint32_t>(broker * 31 + port) & 63
-    pthread_mutex_lock(&client.acc.lock)
+    if broker < 0:  # by its name instead
+        broker = -1 - <int32_t>((murmur2_bytes(<const unsigned char*>name, strlen(name)) + port) & 0x3fffffff)
+    fp_spin_lock(&client.brokers_lock)
+    known = _broker(client, broker)
+    if known != NULL and known.up != up:
+        known.up = up
+        known.known |= up
+        client.connected += 1 if up else -1
+    fp_spin_unlock(&client.brokers_lock)
     if up:
-        client.connected |= bit
+        pthread_mutex_lock(&client.acc.lock)
         client.reached_us = fp_now_us()
         pthread_cond_signal(&client.scout_wake)
-    else:
-        client.connected &= ~bit
-    pthread_mutex_unlock(&client.acc.lock)
+        pthread_mutex_unlock(&client.acc.lock)
     return 0
 
 
@@ -77,25 +74,30 @@ cdef void _on_throttle(
 
 
 cdef client_t* _client_of(rd_kafka_t* rk) noexcept nogil:
-    cdef int i
-    cdef client_t* found = NULL
+    cdef client_t* client
     fp_spin_lock(&_clients_lock)
-    for i in range(1024):
-        if _clients[i] != NULL and _clients[i].rk == rk:
-            found = _clients[i]
-            break
+    client = _clients
+    while client != NULL and client.rk != rk:
+        client = client.next_client
     fp_spin_unlock(&_clients_lock)
-    return found
+    return client
 
 
-cdef void register_client(client_t* old, client_t* new) noexcept nogil:
-    """Replaces one entry: (NULL, client) adds, (client, NULL) removes. Beyond 1024 clients throttling is silent."""
-    cdef int i
+cdef void register_client(client_t* client) noexcept nogil:
+    global _clients
     fp_spin_lock(&_clients_lock)
-    for i in range(1024):
-        if _clients[i] == old:
-            _clients[i] = new
-            break
+    client.next_client = _clients
+    _clients = client
+    fp_spin_unlock(&_clients_lock)
+
+
+cdef void forget_client(client_t* client) noexcept nogil:
+    cdef client_t** link = &_clients
+    fp_spin_lock(&_clients_lock)
+    while link[0] != NULL and link[0] != client:
+        link = &link[0].next_client
+    if link[0] != NULL:
+        link[0] = client.next_client
     fp_spin_unlock(&_clients_lock)
 
 

@@ -132,9 +132,7 @@ cdef void publish_completed(client_t* client) noexcept nogil:
     while ordered != NULL:
         following = ordered.fly_next
         ordered.fly_next = NULL
-        if not ordered.published:
-            publish(&client.acc, ordered)
-        chunk_release(&client.acc, ordered)
+        chunk_done(&client.acc, ordered)
         ordered = following
     pthread_mutex_unlock(&client.acc.lock)
 

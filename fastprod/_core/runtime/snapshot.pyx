@@ -22,7 +22,7 @@ cdef tuple snapshot(Runtime self):
         memcpy(&copy, broker, sizeof(broker_t))
         fp_spin_unlock(&client.brokers_lock)
         broker = broker.next
-        if not copy.known:  # librdkafka has heard of it, no more
+        if not copy.known or copy.id < 0:  # librdkafka has heard of it, no more, or it is known by its number as well
             continue
         brokers[copy.id] = (
             bool(copy.up) and not self.closed, copy.sent, copy.sent - copy.answered, copy.failed,
@@ -51,16 +51,21 @@ cdef dict lanes_of(Runtime self, topic_t* topic):
     cdef lane_t lane
     cdef lane_t* found
     cdef histogram_t latency
-    cdef double weight = 0
+    cdef double* weights
     cdef int32_t i, leader = -1
     cdef lanes_t* lanes = <lanes_t*>fp_load_ptr(<void**>&topic.lanes)
     figures = {}
+    weights = <double*>malloc(max(lanes.size, 1) * sizeof(double))
+    if weights == NULL:
+        raise MemoryError()
+    pthread_mutex_lock(&client.acc.lock)
+    weights_of(topic, weights, lanes.size)
+    pthread_mutex_unlock(&client.acc.lock)
     for i in range(lanes.size):  # lanes are never freed while the producer lives
         found = <lane_t*>fp_load_ptr(<void**>&lanes.lanes[i])
         if found == NULL:
             continue
         pthread_mutex_lock(&client.acc.lock)
-        weight = weight_of(topic, i)
         leader = topic.leaders[i] if i < topic.partitions else -1
         fp_spin_lock(&found.spin)
         memcpy(&lane, found, sizeof(lane_t))
@@ -72,9 +77,10 @@ cdef dict lanes_of(Runtime self, topic_t* topic):
         pthread_mutex_unlock(&client.acc.lock)
         figures[i] = (
             lane.settled_records - lane.failed_records, lane.settled_bytes - lane.failed_bytes, lane.failed_records,
-            queued_records(&lane), queued_bytes(&lane), weight, (fp_now_us() - lane.opened_us) / 1e6, leader,
+            queued_records(&lane), queued_bytes(&lane), weights[i], (fp_now_us() - lane.opened_us) / 1e6, leader,
             lane.settled_then, lane.retries, _durations(&latency), latency.sum_us,
         )
+    free(weights)
     return figures
 
 
