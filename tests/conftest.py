@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -73,3 +74,11 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
         terminal.line(f"{pid}: {what}")
     if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture
+def unraisable(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
+    """What sys.unraisablehook was told during the test."""
+    told: list[BaseException] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda problem: told.append(problem.exc_value))
+    return told

@@ -619,6 +619,11 @@ cdef class Runtime:
         return fp_load64(&self.client.acc.used)
 
     @property
+    def cached(self):
+        """Bytes that are kept for later chunks, beyond those in use."""
+        return self.client.acc.cached
+
+    @property
     def lanes_opened(self):
         """Partitions that have been used so far."""
         return self.client.acc.lanes_opened

@@ -1000,39 +1000,6 @@ def test_a_full_buffer_is_waited_for_as_long_as_told(cluster: MockCluster, make:
     assert producer.flush(120) == 0
 
 
-def test_waiting_producers_are_served_in_the_order_they_came(
-    cluster: MockCluster, make: Callable[..., Producer]
-) -> None:
-    producer = make(buffer_memory=100_000, max_block_ms=HANG * 1000)
-    cluster.down()
-    filled = threading.Event()
-    order: list[int] = []
-
-    def filler() -> None:
-        while not filled.is_set():
-            producer.produce("t", b"x" * 1000, partition=0)
-
-    def late(n: int) -> None:
-        producer.produce("t", b"late-%d" % n + b"x" * 1000, partition=0)
-        order.append(n)
-
-    first = threading.Thread(target=filler)
-    first.start()
-    assert wait_for(lambda: producer._runtime.memory > 90_000 and sleeps(os.getpid(), first.native_id))
-    filled.set()
-    threads = [threading.Thread(target=late, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-        assert wait_for(lambda thread=thread: sleeps(os.getpid(), thread.native_id))  # the next one comes after it
-    assert order == []
-    cluster.up()
-    join([first, *threads])
-    assert producer.flush(120) == 0
-    assert sorted(order) == [0, 1, 2, 3]
-    placed = [r.value() or b"" for r in cluster.records("t") if (r.value() or b"").startswith(b"late")]
-    assert [int(value[5:6]) for value in placed] == [0, 1, 2, 3]
-
-
 def test_callbacks_that_nobody_runs_fill_the_buffer_and_poll_frees_it(
     cluster: MockCluster, make: Callable[..., Producer]
 ) -> None:

@@ -1142,17 +1142,6 @@ def test_public_names() -> None:
         assert getattr(fastprod, name) is not None
 
 
-def test_librdkafkas_partitioners_keep_their_stickiness() -> None:
-    """librdkafka keeps to a partition for twice its linger, and gets a linger of 0 from us."""
-    from fastprod import _config
-
-    _, conf = _config.split({"partitioner": "consistent_random", "linger.ms": 7.5}, "")
-    assert (conf["linger.ms"], conf["sticky.partitioning.linger.ms"]) == (0, 15)
-    _, conf = _config.split({"partitioner": "consistent_random", "sticky.partitioning.linger.ms": 0}, "")
-    assert conf["sticky.partitioning.linger.ms"] == 0
-    assert "sticky.partitioning.linger.ms" not in _config.split({}, "")[1]
-
-
 def test_the_source_folder_says_that_it_is_not_built(tmp_path: Path) -> None:
     package = Path(fastprod.__file__).parent
     shutil.copytree(package, tmp_path / "fastprod", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
