@@ -84,54 +84,31 @@ class Producer(confluent_kafka.Producer):
     ) -> int:
         """Accepts a list of dicts with `value`, `key`, `partition`, `headers`, `timestamp` and `callback`.
 
-        Returns how many were accepted; the others get the reason under `_error`. Types are checked before anything
-        is accepted. For large volumes `produce_many` is several times faster.
+        Everything is checked before anything is accepted: what is wrong with a message is raised as TypeError or
+        ValueError, and then none of them is. Returns how many were accepted; the others, for which there was no room,
+        whose partition does not exist or which are too large, get the reason under `_error`. For large volumes
+        `produce_many` is several times faster.
         """
         self._open()
         if not isinstance(topic, str):
             raise TypeError(f"topic must be str, not {type(topic).__name__}")
-        if isinstance(partition, bool) or not isinstance(partition, int):
-            raise TypeError(f"partition must be int, not {type(partition).__name__}")
         if not isinstance(messages, list):
             raise TypeError("messages must be a list")
-        for index, message in enumerate(messages):
-            if not isinstance(message, dict):
-                raise TypeError(f"Message at index {index} must be a dict")
-            for field in ("value", "key"):
-                content = message.get(field)
-                if content is not None and not isinstance(content, (bytes, str, bytearray, memoryview)):
-                    raise TypeError(f"Message {field} at index {index} must be bytes or str")
-            if not isinstance(message.get("partition") or 0, int):
-                raise TypeError(f"Message partition at index {index} must be int")
-            if not isinstance(message.get("timestamp") or 0, int):
-                raise TypeError(f"Message timestamp at index {index} must be int")
-            if not callable(message.get("callback") or print):
-                raise TypeError(f"Message callback at index {index} must be callable")
-            if message.get("headers") is not None:
-                check_headers(message["headers"])
         default = callback if callback is not None else on_delivery
+        _check_text(topic, "topic")
+        _check_integer(partition, "partition", -(2**31), 2**31)
+        _check_callback(default, "on_delivery")
+        records = [_arguments(message, index, partition, default) for index, message in enumerate(messages)]
         accepted = 0
-        for message in messages:
-            wanted = message.get("partition")
+        for message, record in zip(messages, records, strict=True):
+            message.pop("_error", None)  # of an earlier attempt
             try:
-                core.produce(
-                    self,
-                    topic,
-                    message.get("value"),
-                    message.get("key"),
-                    partition if wanted is None else wanted,
-                    message.get("callback") or default,
-                    None,
-                    message.get("timestamp") or 0,
-                    message.get("headers"),
-                )
+                core.produce(self, topic, *record)
                 accepted += 1
             except BufferError as error:
                 message["_error"] = KafkaError(KafkaError._QUEUE_FULL, str(error))
             except confluent_kafka.KafkaException as error:
                 message["_error"] = error.args[0]
-            except ValueError as error:
-                message["_error"] = KafkaError(KafkaError._INVALID_ARG, str(error))
         return accepted
 
     # ---- bulk
@@ -380,6 +357,67 @@ class Producer(confluent_kafka.Producer):
         runtime = self._runtime
         state = "closed" if runtime is None or runtime.closed else f"{len(self)} records outstanding"
         return f"<{type(self).__module__}.{type(self).__qualname__} {state}>"
+
+
+def _arguments(message: Any, index: int, partition: int, callback: DeliveryCallback | None) -> tuple[Any, ...]:
+    """What produce() gets of a message of produce_batch() besides the topic, if nothing is wrong with it."""
+    if not isinstance(message, dict):
+        raise TypeError(f"Message at index {index} must be a dict")
+    value, key, wanted, own, timestamp, headers = map(
+        message.get, ("value", "key", "partition", "callback", "timestamp", "headers")
+    )
+    for name, content in (("value", value), ("key", key)):
+        if content is not None and type(content) is not bytes:
+            _check_text(content, f"Message {name} at index {index}")
+    if wanted is not None:
+        _check_integer(wanted, f"Message partition at index {index}", -(2**31), 2**31)
+    if timestamp is not None:
+        _check_integer(timestamp, f"Message timestamp at index {index}", 0, 2**63)
+    _check_callback(own, f"Message callback at index {index}")
+    if headers is not None:
+        try:
+            check_headers(headers)
+        except (TypeError, ValueError) as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"Message headers at index {index}: {error}") from None
+    return (
+        value,
+        key,
+        partition if wanted is None else wanted,
+        callback if own is None else own,
+        None,
+        timestamp or 0,
+        headers,
+    )
+
+
+def _check_text(content: Any, what: str) -> None:
+    if isinstance(content, str):
+        try:
+            content.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{what} is no valid UTF-8: {error.reason}") from None
+    elif not isinstance(content, (bytes, bytearray, memoryview)):
+        raise TypeError(f"{what} must be bytes or str")
+    elif isinstance(content, memoryview):
+        try:
+            contiguous = content.c_contiguous
+        except ValueError:  # released
+            contiguous = False
+        if not contiguous:
+            raise TypeError(f"{what} must be bytes or str, not a memoryview that is released or not contiguous")
+
+
+def _check_integer(number: Any, what: str, least: int, beyond: int) -> None:
+    if not isinstance(number, int):
+        raise TypeError(f"{what} must be int, not {type(number).__name__}")
+    if not least <= number < beyond:
+        raise ValueError(f"{what} must be from {least} to {beyond - 1}, not {number}")
+
+
+def _check_callback(callback: Any, what: str) -> None:
+    if callback is not None and not callable(callback):
+        raise TypeError(f"{what} must be callable, not {type(callback).__name__}")
 
 
 def _with_reason(error: confluent_kafka.KafkaException, runtime: Runtime) -> confluent_kafka.KafkaException:
