@@ -198,9 +198,12 @@ def _integers(source: Any, name: str, count: int, dtype: str, absent: int, start
     elif isinstance(source, (int, np.integer, np.datetime64)) and not isinstance(source, bool):
         items = [source]
         array = np.full(count, source)
-    elif isinstance(source, (list, tuple)) or getattr(getattr(source, "dtype", None), "kind", "") == "O":
-        items = list(source)
-        array = np.asarray([absent if item is None else item for item in items])
+    elif isinstance(source, (list, tuple)) or (getattr(source, "dtype", "") == "O" and source.ndim == 1):
+        items = source if isinstance(source, (list, tuple)) else source.tolist()
+        try:
+            array = np.asarray([absent if item is None else item for item in items])
+        except ValueError:  # lists of different lengths
+            array = np.empty(len(items), object)
     elif hasattr(source, "dtype"):
         nulls = np.ma.getmaskarray(source) if isinstance(source, np.ma.MaskedArray) else None
         array = np.asarray(source)
@@ -242,16 +245,11 @@ def _numbers(source: Any, name: str) -> tuple[Any, Any, str]:
     import numpy as np
     import pyarrow as pa
 
-    if isinstance(source, pa.ChunkedArray):
-        source = pa.concat_arrays(source.chunks) if source.num_chunks else pa.nulls(0, source.type)
-    while isinstance(source, pa.ExtensionArray):
-        source = source.storage
-    try:
-        source.validate()
-    except ValueError as error:
-        raise ValueError(f"{name} are an invalid Arrow array: {error}") from None
-    if pa.types.is_dictionary(source.type):
-        source = source.dictionary_decode()
+    chunks = source.chunks if isinstance(source, pa.ChunkedArray) else [source]
+    chunks = [_plain(chunk, name) for chunk in chunks or [pa.nulls(0, source.type)]]
+    for chunk in chunks:
+        _validate(chunk, name)
+    source = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
     kind = source.type
     nulls = source.is_null().to_numpy(zero_copy_only=False) if source.null_count else None
     if pa.types.is_null(kind):
@@ -262,6 +260,26 @@ def _numbers(source: Any, name: str) -> tuple[Any, Any, str]:
         return np.zeros(len(source)), nulls, str(kind)  # no integers, whatever they are
     numbers = (source.fill_null(0) if source.null_count else source).to_numpy(zero_copy_only=False)
     return numbers.view(f"datetime64[{kind.unit}]") if pa.types.is_timestamp(kind) else numbers, nulls, str(kind)
+
+
+def _plain(source: Any, name: str) -> Any:
+    """An Arrow array that is neither an extension nor a dictionary."""
+    import pyarrow as pa
+
+    while isinstance(source, pa.ExtensionArray):
+        source = source.storage
+    if not pa.types.is_dictionary(source.type):
+        return source
+    _validate(source, name, full=True)  # Arrow would follow any index
+    return source.dictionary_decode()
+
+
+def _validate(source: Any, name: str, full: bool = False) -> None:
+    """Refuses an array whose buffers are too small for it."""
+    try:
+        source.validate(full=full)
+    except ValueError as error:
+        raise ValueError(f"{name} are an invalid Arrow array: {error}") from None
 
 
 def _milliseconds(array: Any, nulls: Any, start: int) -> Any:
@@ -302,10 +320,7 @@ def _header_column(source: Any, start: int) -> Sequence[Any] | HeaderColumn:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    while isinstance(source, pa.ExtensionArray):
-        source = source.storage
-    if pa.types.is_dictionary(source.type):
-        source = source.dictionary_decode()
+    source = _plain(source, "headers")
     kind = source.type
     if pa.types.is_null(kind) or not len(source):
         return [None] * len(source)
@@ -344,30 +359,28 @@ def _check_lists(source: Any, start: int) -> None:
 
     kind = source.type
     if pa.types.is_fixed_size_list(kind):
-        source.validate()
-        return
+        return _validate(source, "headers")
     views = pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
-    wide = pa.types.is_large_list(kind) or pa.types.is_large_list_view(kind)
-    first, count = source.offset, len(source)
+    width = 8 if pa.types.is_large_list(kind) or pa.types.is_large_list_view(kind) else 4
+    first, count = source.offset, len(source) + (not views)
     numbers = []
     for buffer in source.buffers()[1 : 3 if views else 2]:
-        found = np.frombuffer(b"" if buffer is None else buffer, "int64" if wide else "int32")[first:]
-        if len(found) < count + (not views):
-            raise ValueError(f"headers are an invalid Arrow array: it has offsets for {len(found)} of {count} lists")
-        numbers.append(found[: count + (not views)].astype("int64"))
-    starts = numbers[0] if views else numbers[0][:-1]
-    sizes = numbers[1] if views else np.diff(numbers[0])
+        if buffer is None or buffer.size < width * (first + count):
+            raise ValueError("headers are an invalid Arrow array: its lists have no offsets")
+        numbers.append(np.frombuffer(buffer, f"i{width}", count, width * first).astype("int64"))
+    starts, sizes = numbers if views else (numbers[0][:-1], np.diff(numbers[0]))
     size = len(source.values)
     wrong = (starts < 0) | (sizes < 0) | (starts > size) | (sizes > size - starts)
-    if views and source.null_count:
-        wrong &= source.is_valid().to_numpy(zero_copy_only=False)  # what is below a null list does not matter
+    if views and wrong.any():  # what is below a null list does not matter
+        _validate(source, "headers")
+        wrong &= source.is_valid().to_numpy(zero_copy_only=False)
     if wrong.any():
         row = int(wrong.argmax())
         raise ValueError(
             f"headers at index {start + row} are {sizes[row]} entries from {starts[row]} on, "
             f"which is no part of the {size} entries"
         )
-    source.validate()
+    return _validate(source, "headers")
 
 
 def _is_string(kind: Any) -> bool:

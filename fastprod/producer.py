@@ -127,10 +127,22 @@ class Producer(confluent_kafka.Producer):
         """Accepts a column of records: lists, numpy arrays, Arrow arrays or (offsets, data) pairs.
 
         `keys` is a column like `values`; `partitions` and `timestamps` (ms) are integers per record, or one for
-        all; `headers` is a list with a dict or a list of (name, value) per record, or one for all. Values of 512 bytes
-        and more in bytes objects or Arrow buffers are not copied: the buffers are kept until acknowledged. A call
-        larger than `buffer.memory` streams through it. Returns a Receipt at once when everything is accepted; one from
-        an earlier call to the same topic can be given as `receipt` and then covers this call too.
+        all, and where they are null or masked, the partition is chosen and the time is now; `headers` is a list with a
+        dict or a list of (name, value) per record, or one for all. Columns of any two forms go together.
+
+        The columns are checked before anything is accepted: lengths, types, whether integers fit, whether the elements
+        of an Arrow array lie within its buffers. What is wrong with a single record is found in the Receipt.
+
+        Whatever the caller does with its memory after the call, what was given is what arrives. Values of 512 bytes and
+        more are not copied where nobody can change them: in bytes and str objects, in Arrow buffers that Arrow has
+        allocated itself (pyarrow.array, its readers and functions) and in those over bytes objects (streams read from
+        Python files, as in Spark). They are kept until acknowledged. All other memory is copied: numpy, bytearray,
+        Arrow buffers over these, mapped files, data of other libraries. Only who writes into memory that Arrow has
+        allocated (`numpy.frombuffer` over an array's buffer, a `pyarrow.allocate_buffer` used again) changes records
+        that wait.
+
+        A call larger than `buffer.memory` streams through it. Returns a Receipt at once when everything is accepted;
+        one from an earlier call to the same topic can be given as `receipt` and then covers this call too.
         """
         from fastprod import _bulk
 
@@ -146,8 +158,8 @@ class Producer(confluent_kafka.Producer):
         """Accepts an Arrow RecordBatch, Table or reader with the columns of Spark's Kafka sink.
 
         `value` is required; `key`, `headers` (list of key/value structs), `topic`, `partition` and `timestamp` (ms
-        integers or Arrow timestamps) may be there. The `topic` argument beats the column. `receipt` as for
-        `produce_many`.
+        integers or Arrow timestamps) may be there. The `topic` argument beats the column. `receipt` and memory as for
+        `produce_many`. A table is checked before anything is accepted, a reader batch by batch.
         """
         from fastprod import _bulk
 

@@ -469,6 +469,7 @@ def test_masked_and_null_integers_are_left_to_the_producer(name: str, absent: in
         np.ma.masked_array(plain, [False, True, False]),
         np.ma.masked_array(plain.astype(np.uint64), [False, True, False]),
         np.array([7, None, 9], dtype=object),
+        np.ma.masked_array(np.array([7, "x", 9], dtype=object), [False, True, False]),
         [7, None, 9],
         (7, None, 9),
         pa.array([7, None, 9], pa.uint16()),
@@ -559,6 +560,9 @@ def test_times_are_rounded_down_to_milliseconds() -> None:
         (pa.array([True, False]), TypeError, "partitions must be integers, not bool"),
         (pa.array([1, 2], pa.timestamp("ms")), TypeError, r"partitions must be integers, not timestamp\[ms\]"),
         (np.array([1, 2], "datetime64[ms]"), TypeError, r"partitions must be integers, not datetime64\[ms\]"),
+        ([1, [2, 3]], TypeError, "partitions at index 1 must be an integer, not list"),
+        ([[1], [2, 3]], TypeError, "partitions at index 0 must be an integer, not list"),
+        (np.array(None), ValueError, r"partitions has shape \(\), but there are"),
         (np.array([[1], [2]]), ValueError, r"partitions has shape \(2, 1\), but there are 2 values"),
         (np.array(1), ValueError, r"partitions has shape \(\), but there are"),
     ],
@@ -567,7 +571,7 @@ def test_times_are_rounded_down_to_milliseconds() -> None:
 def test_wrong_integers_are_told_by_row(
     producer: Producer, reader: Reader, source: Any, error: type[Exception], told: str
 ) -> None:
-    count = len(source) if isinstance(source, (list, np.ndarray, pa.Array)) and np.ndim(source) else 2
+    count = len(source) if isinstance(source, (list, np.ndarray, pa.Array)) and getattr(source, "ndim", 1) else 2
     with pytest.raises(error, match=f"^{told}"):
         producer.produce_many("t", [b"v"] * count, partitions=source)
     assert reader.new() == []
@@ -576,8 +580,12 @@ def test_wrong_integers_are_told_by_row(
 def test_an_integer_array_over_too_little_memory_is_refused() -> None:
     for kind in (pa.int32(), pa.timestamp("us")):
         short = unchecked(kind, 100, [None, pa.py_buffer(bytes(8))])
-        with pytest.raises(ValueError, match="timestamps"):
-            integers("timestamps", short, 100)
+        for given in (short, pa.chunked_array([short]), pa.chunked_array([pa.array([1], kind), short])):
+            with pytest.raises(ValueError, match="timestamps are an invalid Arrow array"):
+                integers("timestamps", given, len(given))
+    wild = pa.DictionaryArray.from_arrays(pa.array([0, 10**9]), pa.array([1]), safe=False)
+    with pytest.raises(ValueError, match="timestamps are an invalid Arrow array"):
+        integers("timestamps", wild, 2)
 
 
 @pytest.mark.parametrize("name", ["value", "key", "topic", "partition", "timestamp", "headers"])
@@ -727,7 +735,7 @@ ENTRIES = pa.array([{"key": "a", "value": b"1"}] * 3, STRUCT)
 
 def lists(kind: Any, *buffers: Any, count: int = 2) -> Any:
     made = [None if numbers is None else pa.py_buffer(np.array(numbers)) for numbers in buffers]
-    children = [ENTRIES] if not pa.types.is_map(kind) else [pa.array([("a", b"1")] * 3, pa.struct(list(kind.fields)))]
+    children = [pa.array([[("a", b"1")] * 3], kind).values if pa.types.is_map(kind) else ENTRIES]
     return unchecked(kind, count, [None, *made], children=tuple(children))
 
 
@@ -750,6 +758,8 @@ def i4(*numbers: int) -> Any:
         (lists(pa.list_view(STRUCT), i4(0, 1), i4(3, -1)), 1),
         (lists(pa.large_list_view(STRUCT), np.array([0, 2**62]), np.array([3, 2**62])), 1),
         (lists(pa.list_view(STRUCT), i4(0), i4(3)), None),
+        (pa.DictionaryArray.from_arrays(pa.array([0, 10**9]), pa.array([[]], pa.list_(STRUCT)), safe=False), None),
+        (lists(pa.map_(pa.string(), pa.binary()), i4(0, 10**6, 3)), 0),
     ],
     ids=lambda part: str(part.type) if isinstance(part, pa.Array) else str(part),
 )
@@ -758,6 +768,15 @@ def test_invalid_lists_of_headers_are_refused(producer: Producer, reader: Reader
     with pytest.raises(ValueError, match=f"headers .*{where}"):
         producer.produce_many("t", [b"v"] * 2, headers=headers)
     assert reader.new() == []
+
+
+def test_a_null_list_of_headers_may_be_anywhere() -> None:
+    made = [pa.py_buffer(b"\x01"), pa.py_buffer(i4(0, 99)), pa.py_buffer(i4(1, 99))]
+    headers = unchecked(pa.list_view(STRUCT), 2, made, children=[ENTRIES])
+    assert [row[3] for row in rows(_bulk.blocks_of_columns([b"v"] * 2, None, None, headers, None))] == [
+        [("a", b"1")],
+        None,
+    ]
 
 
 # ---- produce_batch
