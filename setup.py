@@ -20,7 +20,8 @@ debug = flag("FASTPROD_DEBUG")
 coverage = flag("FASTPROD_COVERAGE")
 sanitize = os.environ.get("FASTPROD_SANITIZE")
 
-compile_args = ["-std=c11", "-pthread", "-fvisibility=hidden"]
+CPLUSPLUS = {"_arrow_memory"}  # talks to pyarrow's C++ objects; all else is C
+compile_args = ["-pthread", "-fvisibility=hidden"]
 compile_args += ["-O0", "-g3", "-UNDEBUG", "-DFASTPROD_DEBUG=1"] if debug else ["-O3", "-g1"]
 link_args = ["-pthread"]
 macros: list[tuple[str, str | None]] = [("_GNU_SOURCE", None)]
@@ -42,7 +43,7 @@ setup(
                 [source.as_posix()],
                 include_dirs=[core.as_posix()],
                 depends=[path.as_posix() for path in sorted(core.glob("*.h"))],
-                extra_compile_args=compile_args,
+                extra_compile_args=[f"-std={'c++17' if source.stem in CPLUSPLUS else 'c11'}", *compile_args],
                 extra_link_args=link_args,
                 define_macros=macros,
                 libraries=["dl"],

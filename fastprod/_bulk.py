@@ -1,52 +1,92 @@
 """Arguments of bulk calls: checks them and cuts them into blocks of aligned columns.
 
-numpy and pyarrow are imported only where an argument needs them: a service that produces lists of bytes does not
-pay for them.
+A call is checked before any of it is accepted: all blocks are made first, unless they come from a reader, which
+may bring more than memory holds. numpy and pyarrow are imported only where an argument needs them: a service that
+produces lists of bytes does not pay for them.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from fastprod._core._columns import Column, columns
+from fastprod._core._columns import Column, cut, pieces
 from fastprod._core._message import HeaderColumn
 
 # values, keys, topics, partitions, timestamps, headers, may be sent without a copy
 Block = tuple[Column, Column, Column | None, Any, Any, Sequence[Any] | HeaderColumn | None, bool]
+Piece = tuple[Any, int, Any]  # a part of a column, its length, its mask or None
+
+# At most so many milliseconds are in those of numpy's units of time that are longer.
+MILLISECONDS = {"s": 1000, "m": 60_000, "h": 3_600_000, "D": 86_400_000}
+MILLISECONDS |= {"W": 7 * 86_400_000, "M": 31 * 86_400_000, "Y": 366 * 86_400_000}
+
+
+class Vouched(NamedTuple):
+    """Arrow data whose memory nobody will change, as whoever made it knows: large values are sent without a copy."""
+
+    data: Any
+
+
+class _Cursor:
+    """Hands out the elements of a column in order, never across the end of a chunk."""
+
+    def __init__(self, column: list[Piece]) -> None:
+        self.rest = [piece for piece in reversed(column) if piece[1]] or column[:1]
+        self.at = 0
+
+    def left(self) -> int:
+        """Elements up to the end of the chunk."""
+        return self.rest[-1][1] - self.at
+
+    def take(self, count: int) -> Piece:
+        start, self.at = self.at, self.at + count
+        piece = cut(self.rest[-1], start, self.at)
+        if not self.left():
+            self.rest.pop()
+            self.at = 0
+        return piece
 
 
 def blocks_of_columns(values: Any, keys: Any, partitions: Any, headers: Any, timestamps: Any) -> Iterator[Block]:
-    """Blocks of a call with separate columns. Where some are chunked, a block is a chunk of the values."""
-    others = {"key": keys, "partition": partitions, "headers": headers, "timestamp": timestamps}
-    if not any(_is_arrow(column, "ChunkedArray") for column in (values, *others.values())):
-        yield _block(values, keys, None, partitions, headers, timestamps)
-        return
-    for name, column in others.items():
-        if hasattr(column, "__len__") and not _is_one_for_all(column) and len(column) != len(values):
-            raise _uneven(name, len(column), len(values))
+    """Blocks of a call with separate columns. Where some are chunked, it is cut wherever one of them is."""
+    column = _pieces(values, "value")
+    count = sum(length for _, length, _ in column)
+    cursors = [_Cursor(column)]
+    cursors.append(_Cursor([(None, count, None)] if keys is None else _pieces(keys, "key", count)))
+    cursors.append(_Cursor([(None, count, None)] if headers is None else _header_pieces(headers, count)))
+    chosen = _integers(partitions, "partitions", count, "int32", -1)
+    times = _integers(timestamps, "timestamps", count, "int64", 0)
+    made: list[Block] = []
     start = 0
-    for chunk in values.chunks if _is_arrow(values, "ChunkedArray") else [values]:
-        key, partition, header, timestamp = (_part(column, start, len(chunk)) for column in others.values())
-        yield _block(chunk, key, None, partition, header, timestamp)
-        start += len(chunk)
+    while start < count or not made:
+        stop = start + min(cursor.left() for cursor in cursors)
+        value, key, header = (cursor.take(stop - start) for cursor in cursors)
+        made.append(
+            _block(
+                start,
+                value,
+                key,
+                None,
+                None if chosen is None else chosen[start:stop],
+                header[0],
+                None if times is None else times[start:stop],
+            )
+        )
+        start = stop
+    yield from made
 
 
-def _is_one_for_all(column: Any) -> bool:
-    """Whether headers are given once, as a dict or a list of (name, value), and not per record."""
-    return isinstance(column, dict) or (isinstance(column, list) and bool(column) and isinstance(column[0], tuple))
-
-
-def _part(column: Any, start: int, count: int) -> Any:
-    """The elements that belong to a chunk of the values."""
-    if _is_arrow(column, "ChunkedArray"):
-        return column.slice(start, count).combine_chunks()
-    if _is_arrow(column, "Array"):
-        return column.slice(start, count)
-    if not hasattr(column, "__len__") or _is_one_for_all(column):
-        return column
-    return column[start : start + count]
+def _pieces(source: Any, name: str, count: int | None = None) -> list[Piece]:
+    """A column of byte strings; `count` is the length it must have."""
+    if source is None or isinstance(source, (str, bytes, bytearray, memoryview)):
+        raise TypeError(f"{name}s must be a list, numpy array or Arrow array, not {type(source).__name__}")
+    found = pieces(source, name)
+    total = sum(length for _, length, _ in found)
+    if count is not None and total != count:
+        raise _uneven(name, total, count)
+    return found
 
 
 def _uneven(name: str, count: int, wanted: int) -> ValueError:
@@ -57,6 +97,8 @@ def checked_batches(source: Any, topic: str | None) -> Any:
     """Arrow record batches with the right columns."""
     import pyarrow as pa
 
+    if isinstance(source, Vouched):
+        return Vouched(checked_batches(source.data, topic))
     if not isinstance(source, (pa.RecordBatch, pa.Table, pa.RecordBatchReader)):
         if not (hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__")):
             raise TypeError(f"expected an Arrow RecordBatch or Table, not {type(source).__name__}")
@@ -67,33 +109,53 @@ def checked_batches(source: Any, topic: str | None) -> Any:
     return [source] if isinstance(source, pa.RecordBatch) else source
 
 
-def blocks_of_batches(batches: Iterable[Any], topics: bool) -> Iterator[Block]:
-    """A block per record batch; `topics` says that the topic column counts."""
+def blocks_of_batches(batches: Any, topics: bool) -> Iterator[Block]:
+    """A block for each of `checked_batches`; `topics` says that the topic column counts."""
+    vouched = isinstance(batches, Vouched)
+    source = batches.data if vouched else batches
+    made = _blocks_of_batches(source, topics)
+    if vouched:
+        made = ((*block[:-1], True) for block in made)
+    yield from list(made) if isinstance(source, list) else made
+
+
+def _blocks_of_batches(batches: Iterable[Any], topics: bool) -> Iterator[Block]:
+    start = 0
     for batch in batches:
+        count = batch.num_rows
         column = dict(zip(batch.schema.names, batch.columns, strict=True)).get
         yield _block(
-            column("value"),
-            column("key"),
-            column("topic") if topics else None,
-            column("partition"),
+            start,
+            (column("value"), count, None),
+            (column("key"), count, None),
+            (column("topic"), count, None) if topics else None,
+            _integers(column("partition"), "partitions", count, "int32", -1, start),
             column("headers"),
-            column("timestamp"),
+            _integers(column("timestamp"), "timestamps", count, "int64", 0, start),
         )
+        start += count
 
 
-def _block(values: Any, keys: Any, topics: Any, partitions: Any, headers: Any, timestamps: Any) -> Block:
-    value_column = _column(values, "value")
-    count = len(value_column)
-    key_column = _column(keys, "key", count)
+def _block(
+    start: int, values: Piece, keys: Piece, topics: Piece | None, partitions: Any, headers: Any, timestamps: Any
+) -> Block:
+    """Of columns of one length; `start` is the number of the first record in the call, for error texts."""
+    value_column = _column(values, "value", start)
+    key_column = _column(keys, "key", start)
     return (
         value_column,
         key_column,
-        None if topics is None else _column(topics, "topic", count),
-        _integers(partitions, "partitions", count, "int32", -1),
-        _integers(_milliseconds(timestamps), "timestamps", count, "int64", 0),
-        _headers(headers, count),
+        None if topics is None else _column(topics, "topic", start),
+        partitions,
+        timestamps,
+        _header_column(headers, start) if _is_arrow(headers, "Array") else headers,
         value_column.immutable and key_column.immutable,
     )
+
+
+def _column(piece: Piece, name: str, start: int = 0) -> Column:
+    part, length, mask = piece
+    return Column.empty(length) if part is None else Column(part, name, strict=False, mask=mask, base=start)
 
 
 def _is_arrow(source: Any, kind: str) -> bool:
@@ -101,72 +163,170 @@ def _is_arrow(source: Any, kind: str) -> bool:
     return pa is not None and isinstance(source, getattr(pa, kind))
 
 
-def _column(source: Any, name: str, count: int | None = None) -> Column:
-    """One column of byte strings; `count` is the length it must have."""
-    if source is None and count is not None:
-        return Column.empty(count)
-    if isinstance(source, (str, bytes, bytearray, memoryview)) or source is None:
-        raise TypeError(f"{name}s must be a list, numpy array or Arrow array, not {type(source).__name__}")
-    parts = columns(source, name, strict=False)
-    if len(parts) != 1:
-        raise TypeError(f"{name}s are chunked: make them a pyarrow.ChunkedArray")
-    if count is not None and len(parts[0]) != count:
-        raise _uneven(name, len(parts[0]), count)
-    return parts[0]
+def _arrow(source: Any) -> Any:
+    """An Array or ChunkedArray, if the source is one or gives one; else None."""
+    if _is_arrow(source, "Array") or _is_arrow(source, "ChunkedArray"):
+        return source
+    inner = getattr(source, "array", None)  # of a pandas Series
+    if hasattr(inner, "__arrow_array__") or hasattr(inner, "tz"):
+        import pyarrow as pa
+
+        return pa.array(inner)
+    for method, convert in (("__arrow_c_array__", "array"), ("__arrow_c_stream__", "chunked_array")):
+        if hasattr(source, method):
+            import pyarrow as pa
+
+            return getattr(pa, convert)(source)
+    return None
 
 
-def _integers(source: Any, name: str, count: int, dtype: str, absent: int) -> Any:
-    """A column of integers, one for all records, or None."""
+def _integers(source: Any, name: str, count: int, dtype: str, absent: int, start: int = 0) -> Any:
+    """Partitions or timestamps as an array, or None; what is null or masked becomes `absent`.
+
+    `start` is the number of the first record in the call, for error texts.
+    """
     if source is None:
         return None
     import numpy as np
 
-    if isinstance(source, (int, np.integer)) and not isinstance(source, bool):
-        source = [source] * count
-    elif _is_arrow(source, "Array"):
-        source = (source.fill_null(absent) if source.null_count else source).to_numpy(zero_copy_only=False)
-    elif isinstance(source, (list, tuple)):
-        source = [absent if item is None else item for item in source]
-    array = np.asarray(source)
+    kind = type(source).__name__  # what error texts call it
+    nulls: Any = None
+    items: Any = None
+    arrow = _arrow(source)
+    if arrow is not None:
+        array, nulls, kind = _numbers(arrow, name)
+    elif isinstance(source, (int, np.integer, np.datetime64)) and not isinstance(source, bool):
+        items = [source]
+        array = np.full(count, source)
+    elif isinstance(source, (list, tuple)) or (getattr(source, "dtype", "") == "O" and source.ndim == 1):
+        items = source if isinstance(source, (list, tuple)) else source.tolist()
+        try:
+            array = np.asarray([absent if item is None else item for item in items])
+        except ValueError:  # lists of different lengths
+            array = np.empty(len(items), object)
+    elif hasattr(source, "dtype"):
+        nulls = np.ma.getmaskarray(source) if isinstance(source, np.ma.MaskedArray) else None
+        array = np.asarray(source)
+        kind = str(array.dtype)
+    else:
+        raise TypeError(f"{name} must be integers, not {kind}")
     if array.ndim != 1 or len(array) != count:
         raise ValueError(f"{name} has shape {array.shape}, but there are {count} values")
-    if count and array.dtype.kind not in "iu":
-        raise TypeError(f"{name} must be integers, not {array.dtype}")
+    if array.dtype.kind == "M" and name == "timestamps":
+        nulls = np.isnat(array) if nulls is None else nulls | np.isnat(array)
+        array = _milliseconds(array, nulls, start)
     limits = np.iinfo(dtype)
-    if count and (int(array.max()) > limits.max or int(array.min()) < limits.min):
-        raise ValueError(f"{name} must be from {limits.min} to {limits.max}, not {array.min()} to {array.max()}")
-    return np.ascontiguousarray(array, dtype=dtype)
+    if count and array.dtype.kind not in "iu":
+        for row, item in enumerate(items or []):
+            if isinstance(item, bool) or not isinstance(item, (int, np.integer, type(None))):
+                raise TypeError(f"{name} at index {start + row} must be an integer, not {type(item).__name__}")
+            if item is not None and not limits.min <= item <= limits.max:
+                raise _beyond(name, start + row, item, limits)
+        raise TypeError(f"{name} must be integers, not {kind}")
+    wrong = (array > limits.max) | (array < limits.min) if array.dtype != dtype else None
+    if wrong is not None and nulls is not None:
+        wrong &= ~nulls
+    if wrong is not None and wrong.any():
+        row = int(wrong.argmax())
+        raise _beyond(name, start + row, array[row], limits)
+    if nulls is None or not nulls.any():
+        return np.ascontiguousarray(array, dtype=dtype)
+    array = array.astype(dtype)
+    array[nulls] = absent
+    return array
 
 
-def _milliseconds(source: Any) -> Any:
-    """Timestamps as integers: datetime64 and Arrow timestamps become milliseconds."""
-    if _is_arrow(source, "Array"):
-        import pyarrow as pa
-
-        if pa.types.is_timestamp(source.type):
-            return source.cast(pa.timestamp("ms", source.type.tz), safe=False).cast(pa.int64())
-    elif getattr(getattr(source, "dtype", None), "kind", "") == "M":
-        milliseconds = source.astype("datetime64[ms]").astype("int64")
-        milliseconds[milliseconds == -(2**63)] = 0  # NaT, like None, means now
-        return milliseconds
-    return source
+def _beyond(name: str, row: int, item: Any, limits: Any) -> ValueError:
+    return ValueError(f"{name} at index {row} is {item}, which is not from {limits.min} to {limits.max}")
 
 
-def _header_column(source: Any) -> Sequence[Any] | HeaderColumn:
+def _numbers(source: Any, name: str) -> tuple[Any, Any, str]:
+    """Numbers or times of an Arrow array, which of them are null, and its type."""
+    import numpy as np
+    import pyarrow as pa
+
+    chunks = source.chunks if isinstance(source, pa.ChunkedArray) else [source]
+    chunks = [_plain(chunk, name) for chunk in chunks or [pa.nulls(0, source.type)]]
+    for chunk in chunks:
+        _validate(chunk, name)
+    source = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
+    kind = source.type
+    nulls = source.is_null().to_numpy(zero_copy_only=False) if source.null_count else None
+    if pa.types.is_null(kind):
+        return np.zeros(len(source), "int64"), nulls, str(kind)
+    if pa.types.is_timestamp(kind):
+        source = source.view(pa.int64())
+    elif not pa.types.is_integer(kind):
+        return np.zeros(len(source)), nulls, str(kind)  # no integers, whatever they are
+    numbers = (source.fill_null(0) if source.null_count else source).to_numpy(zero_copy_only=False)
+    return numbers.view(f"datetime64[{kind.unit}]") if pa.types.is_timestamp(kind) else numbers, nulls, str(kind)
+
+
+def _plain(source: Any, name: str) -> Any:
+    """An Arrow array that is neither an extension nor a dictionary."""
+    import pyarrow as pa
+
+    while isinstance(source, pa.ExtensionArray):
+        source = source.storage
+    if not pa.types.is_dictionary(source.type):
+        return source
+    _validate(source, name, full=True)  # Arrow would follow any index
+    return source.dictionary_decode()
+
+
+def _validate(source: Any, name: str, full: bool = False) -> None:
+    """Refuses an array whose buffers are too small for it."""
+    try:
+        source.validate(full=full)
+    except ValueError as error:
+        raise ValueError(f"{name} are an invalid Arrow array: {error}") from None
+
+
+def _milliseconds(array: Any, nulls: Any, start: int) -> Any:
+    """Times as integers, rounded down."""
+    import numpy as np
+
+    unit, step = np.datetime_data(array.dtype)
+    if unit in MILLISECONDS:
+        most = (2**63 - 1) // (MILLISECONDS[unit] * step)
+        numbers = array.view("int64")
+        wrong = ((numbers > most) | (numbers < -most)) & ~nulls
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise ValueError(
+                f"timestamps at index {start + row} is {numbers[row]} in units of {array.dtype}: "
+                "too large for milliseconds in 64 bits"
+            )
+    return array.astype("datetime64[ms]").astype("int64")
+
+
+def _header_pieces(source: Any, count: int) -> list[Piece]:
+    """Headers, one for all or for each record: Arrow arrays or tuples."""
+    if isinstance(source, dict) or (isinstance(source, list) and source and isinstance(source[0], tuple)):
+        return [((source,) * count, count, None)]
+    whole = _arrow(source)
+    if whole is None and isinstance(source, (list, tuple)):
+        whole = tuple(source)  # a list of the caller's may change, and is looked at again when a record has failed
+    if whole is None:
+        raise TypeError(f"headers must be a list, a dict or an Arrow array, not {type(source).__name__}")
+    if len(whole) != count:
+        raise _uneven("headers", len(whole), count)
+    return [(chunk, len(chunk), None) for chunk in getattr(whole, "chunks", [whole])] or [((), 0, None)]
+
+
+def _header_column(source: Any, start: int) -> Sequence[Any] | HeaderColumn:
     """A list or map array, whose entries are structs of a name and a value."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    while isinstance(source, pa.ExtensionArray):
-        source = source.storage
-    if pa.types.is_dictionary(source.type):
-        source = source.dictionary_decode()
+    source = _plain(source, "headers")
     kind = source.type
-    if pa.types.is_null(kind):
+    if pa.types.is_null(kind) or not len(source):
         return [None] * len(source)
     if not (pa.types.is_map(kind) or hasattr(kind, "value_type")):
         raise TypeError(f"headers must be lists of struct<key, value> or maps, not Arrow {kind}")
+    _check_lists(source, start)
     if pa.types.is_map(kind):  # the same in memory, but without what lists can do
         parts = source.values
         source = pa.Array.from_buffers(
@@ -187,9 +347,40 @@ def _header_column(source: Any) -> Sequence[Any] | HeaderColumn:
     lengths = np.asarray(count.fill_null(count.list_value_length(source), 0))
     return HeaderColumn(
         np.concatenate([[0], np.cumsum(lengths, dtype="int64")]),
-        _column(fields[name], "header name"),
-        _column(fields[value], "header value"),
+        _column((fields[name], len(entries), None), "header name"),
+        _column((fields[value], len(entries), None), "header value"),
     )
+
+
+def _check_lists(source: Any, start: int) -> None:
+    """Refuses lists that are not within their entries: Arrow would follow them anywhere."""
+    import numpy as np
+    import pyarrow as pa
+
+    kind = source.type
+    if pa.types.is_fixed_size_list(kind):
+        return _validate(source, "headers")
+    views = pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
+    width = 8 if pa.types.is_large_list(kind) or pa.types.is_large_list_view(kind) else 4
+    first, count = source.offset, len(source) + (not views)
+    numbers = []
+    for buffer in source.buffers()[1 : 3 if views else 2]:
+        if buffer is None or buffer.size < width * (first + count):
+            raise ValueError("headers are an invalid Arrow array: its lists have no offsets")
+        numbers.append(np.frombuffer(buffer, f"i{width}", count, width * first).astype("int64"))
+    starts, sizes = numbers if views else (numbers[0][:-1], np.diff(numbers[0]))
+    size = len(source.values)
+    wrong = (starts < 0) | (sizes < 0) | (starts > size) | (sizes > size - starts)
+    if views and wrong.any():  # what is below a null list does not matter
+        _validate(source, "headers")
+        wrong &= source.is_valid().to_numpy(zero_copy_only=False)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise ValueError(
+            f"headers at index {start + row} are {sizes[row]} entries from {starts[row]} on, "
+            f"which is no part of the {size} entries"
+        )
+    return _validate(source, "headers")
 
 
 def _is_string(kind: Any) -> bool:
@@ -199,22 +390,6 @@ def _is_string(kind: Any) -> bool:
     known = pa.types
     kind = kind.value_type if known.is_dictionary(kind) else kind
     return any(check(kind) for check in (known.is_string, known.is_large_string, known.is_string_view, known.is_null))
-
-
-def _headers(source: Any, count: int) -> Sequence[Any] | HeaderColumn | None:
-    """Headers per record: a list, one dict for all, or an Arrow list of key/value structs."""
-    if source is None:
-        return None
-    if _is_one_for_all(source):
-        return [source] * count
-    if _is_arrow(source, "Array"):
-        source = _header_column(source)
-    if not isinstance(source, (list, tuple, HeaderColumn)):
-        raise TypeError(f"headers must be a list, a dict or an Arrow array, not {type(source).__name__}")
-    if len(source) != count:
-        raise _uneven("headers", len(source), count)
-    # A list of the caller's may change, and is looked at again when a record has failed.
-    return tuple(source) if isinstance(source, list) else source
 
 
 _right: tuple[Any, bool] | None = None  # the last schema that was, and whether a topic was given: many batches have one
@@ -271,6 +446,8 @@ def _check_schema(schema: Any, topic: str | None) -> None:
         "headers": (headers, "list of struct<key, value>"),
     }
     for name, (fits, description) in wanted.items():
+        if schema.names.count(name) > 1:
+            raise ValueError(f"there are {schema.names.count(name)} columns {name!r}")
         if name in schema.names and not fits(schema.field(name).type):
             raise TypeError(f"column {name!r} must be {description}, not {schema.field(name).type}")
     _right = (schema, topic is None)

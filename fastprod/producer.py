@@ -88,54 +88,31 @@ class Producer(confluent_kafka.Producer):
     ) -> int:
         """Accepts a list of dicts with `value`, `key`, `partition`, `headers`, `timestamp` and `callback`.
 
-        Returns how many were accepted; the others get the reason under `_error`. Types are checked before anything
-        is accepted. For large volumes `produce_many` is several times faster.
+        Everything is checked before anything is accepted: what is wrong with a message is raised as TypeError or
+        ValueError, and then none of them is. Returns how many were accepted; the others, for which there was no room,
+        whose partition does not exist or which are too large, get the reason under `_error`. For large volumes
+        `produce_many` is several times faster.
         """
         self._open()
         if not isinstance(topic, str):
             raise TypeError(f"topic must be str, not {type(topic).__name__}")
-        if isinstance(partition, bool) or not isinstance(partition, int):
-            raise TypeError(f"partition must be int, not {type(partition).__name__}")
         if not isinstance(messages, list):
             raise TypeError("messages must be a list")
-        for index, message in enumerate(messages):
-            if not isinstance(message, dict):
-                raise TypeError(f"Message at index {index} must be a dict")
-            for field in ("value", "key"):
-                content = message.get(field)
-                if content is not None and not isinstance(content, (bytes, str, bytearray, memoryview)):
-                    raise TypeError(f"Message {field} at index {index} must be bytes or str")
-            if not isinstance(message.get("partition") or 0, int):
-                raise TypeError(f"Message partition at index {index} must be int")
-            if not isinstance(message.get("timestamp") or 0, int):
-                raise TypeError(f"Message timestamp at index {index} must be int")
-            if not callable(message.get("callback") or print):
-                raise TypeError(f"Message callback at index {index} must be callable")
-            if message.get("headers") is not None:
-                check_headers(message["headers"])
         default = callback if callback is not None else on_delivery
+        _check_text(topic, "topic")
+        _check_integer(partition, "partition", -(2**31), 2**31)
+        _check_callback(default, "on_delivery")
+        records = [_arguments(message, index, partition, default) for index, message in enumerate(messages)]
         accepted = 0
-        for message in messages:
-            wanted = message.get("partition")
+        for message, record in zip(messages, records, strict=True):
+            message.pop("_error", None)  # of an earlier attempt
             try:
-                core.produce(
-                    self,
-                    topic,
-                    message.get("value"),
-                    message.get("key"),
-                    partition if wanted is None else wanted,
-                    message.get("callback") or default,
-                    None,
-                    message.get("timestamp") or 0,
-                    message.get("headers"),
-                )
+                core.produce(self, topic, *record)
                 accepted += 1
             except BufferError as error:
                 message["_error"] = KafkaError(KafkaError._QUEUE_FULL, str(error))
             except confluent_kafka.KafkaException as error:
                 message["_error"] = error.args[0]
-            except ValueError as error:
-                message["_error"] = KafkaError(KafkaError._INVALID_ARG, str(error))
         return accepted
 
     # ---- bulk
@@ -154,10 +131,22 @@ class Producer(confluent_kafka.Producer):
         """Accepts a column of records: lists, numpy arrays, Arrow arrays or (offsets, data) pairs.
 
         `keys` is a column like `values`; `partitions` and `timestamps` (ms) are integers per record, or one for
-        all; `headers` is a list with a dict or a list of (name, value) per record, or one for all. Values of 512 bytes
-        and more in bytes objects or Arrow buffers are not copied: the buffers are kept until acknowledged. A call
-        larger than `buffer.memory` streams through it. Returns a Receipt at once when everything is accepted; one from
-        an earlier call to the same topic can be given as `receipt` and then covers this call too.
+        all, and where they are null or masked, the partition is chosen and the time is now; `headers` is a list with a
+        dict or a list of (name, value) per record, or one for all. Columns of any two forms go together.
+
+        The columns are checked before anything is accepted: lengths, types, whether integers fit, whether the elements
+        of an Arrow array lie within its buffers. What is wrong with a single record is found in the Receipt.
+
+        Whatever the caller does with its memory after the call, what was given is what arrives. Values of 512 bytes and
+        more are not copied where nobody can change them: in bytes and str objects, in Arrow buffers that Arrow has
+        allocated itself (pyarrow.array, its readers and functions) and in those over bytes objects (streams read from
+        Python files, as in Spark). They are kept until acknowledged. All other memory is copied: numpy, bytearray,
+        Arrow buffers over these, mapped files, data of other libraries. Only who writes into memory that Arrow has
+        allocated (`numpy.frombuffer` over an array's buffer, a `pyarrow.allocate_buffer` used again) changes records
+        that wait.
+
+        A call larger than `buffer.memory` streams through it. Returns a Receipt at once when everything is accepted;
+        one from an earlier call to the same topic can be given as `receipt` and then covers this call too.
         """
         from fastprod import _bulk
 
@@ -173,8 +162,8 @@ class Producer(confluent_kafka.Producer):
         """Accepts an Arrow RecordBatch, Table or reader with the columns of Spark's Kafka sink.
 
         `value` is required; `key`, `headers` (list of key/value structs), `topic`, `partition` and `timestamp` (ms
-        integers or Arrow timestamps) may be there. The `topic` argument beats the column. `receipt` as for
-        `produce_many`.
+        integers or Arrow timestamps) may be there. The `topic` argument beats the column. `receipt` and memory as for
+        `produce_many`. A table is checked before anything is accepted, a reader batch by batch.
         """
         from fastprod import _bulk
 
@@ -470,6 +459,67 @@ def _ran(call: Callable[[], object], raised: list[Exception]) -> bool:
 
 def _state_error(text: str, fatal: bool = False) -> confluent_kafka.KafkaException:
     return confluent_kafka.KafkaException(KafkaError(KafkaError._STATE, text, fatal))
+
+
+def _arguments(message: Any, index: int, partition: int, callback: DeliveryCallback | None) -> tuple[Any, ...]:
+    """What produce() gets of a message of produce_batch() besides the topic, if nothing is wrong with it."""
+    if not isinstance(message, dict):
+        raise TypeError(f"Message at index {index} must be a dict")
+    value, key, wanted, own, timestamp, headers = map(
+        message.get, ("value", "key", "partition", "callback", "timestamp", "headers")
+    )
+    for name, content in (("value", value), ("key", key)):
+        if content is not None and type(content) is not bytes:
+            _check_text(content, f"Message {name} at index {index}")
+    if wanted is not None:
+        _check_integer(wanted, f"Message partition at index {index}", -(2**31), 2**31)
+    if timestamp is not None:
+        _check_integer(timestamp, f"Message timestamp at index {index}", 0, 2**63)
+    _check_callback(own, f"Message callback at index {index}")
+    if headers is not None:
+        try:
+            check_headers(headers)
+        except (TypeError, ValueError) as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"Message headers at index {index}: {error}") from None
+    return (
+        value,
+        key,
+        partition if wanted is None else wanted,
+        callback if own is None else own,
+        None,
+        timestamp or 0,
+        headers,
+    )
+
+
+def _check_text(content: Any, what: str) -> None:
+    if isinstance(content, str):
+        try:
+            content.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{what} is no valid UTF-8: {error.reason}") from None
+    elif not isinstance(content, (bytes, bytearray, memoryview)):
+        raise TypeError(f"{what} must be bytes or str")
+    elif isinstance(content, memoryview):
+        try:
+            contiguous = content.c_contiguous
+        except ValueError:  # released
+            contiguous = False
+        if not contiguous:
+            raise TypeError(f"{what} must be bytes or str, not a memoryview that is released or not contiguous")
+
+
+def _check_integer(number: Any, what: str, least: int, beyond: int) -> None:
+    if not isinstance(number, int):
+        raise TypeError(f"{what} must be int, not {type(number).__name__}")
+    if not least <= number < beyond:
+        raise ValueError(f"{what} must be from {least} to {beyond - 1}, not {number}")
+
+
+def _check_callback(callback: Any, what: str) -> None:
+    if callback is not None and not callable(callback):
+        raise TypeError(f"{what} must be callable, not {type(callback).__name__}")
 
 
 def _with_reason(error: confluent_kafka.KafkaException, runtime: Runtime) -> confluent_kafka.KafkaException:

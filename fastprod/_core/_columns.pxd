@@ -1,4 +1,4 @@
-from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uintptr_t
 from libc.string cimport memcpy
 
 
@@ -103,9 +103,10 @@ cdef class Column:
     cdef held_buffer_t* held          # buffers of elements such as bytearray, released in __dealloc__
     cdef readonly list owners         # objects that must outlive the pointers; None until filled
     cdef readonly dict bad            # index in this column -> Exception (only when strict=False)
+    cdef readonly bint immutable      # nobody can change the bytes of the elements
     cdef str name                     # what error texts call the column
     cdef bint strict                  # raise for a bad element instead of recording it
-    cdef int64_t base                 # elements in the chunks before this one, for error texts
+    cdef int64_t base                 # elements before this column in the call, for error texts
 
     cdef int fill(self, object part, object mask) except -1
     cdef int fill_items(self, object source, object mask) except -1
@@ -114,6 +115,9 @@ cdef class Column:
     cdef int fill_offsets(self, object offsets, object data) except -1
     cdef int fill_arrow(self, object array, object mask) except -1
     cdef int fill_dictionary(self, object array, object mask) except -1
+    cdef uintptr_t place(self, object buffer, int64_t start, int64_t size, str what, int aligned) except? 0
+    cdef int check_offsets(self, int64_t size) except -1
+    cdef int fill_views(self, list buffers) except -1
     cdef int find_oversized(self) except -1
     cdef int allocate_cells(self, int64_t count) except -1
     cdef int hold(self, object exporter, const char** data, int64_t* size) except -1

@@ -873,11 +873,10 @@ def test_buffers_behind_one_that_waits_are_released_too(cluster: MockCluster, pr
     elsewhere = next(n for n in range(PARTITIONS) if cluster.leader_of("t", n) != cluster.leader_of("t", 0))
     alive: list[Any] = []
     for _ in range(500):
-        value = np.full(1000, 65, "u1")
-        buffers = [None, pa.py_buffer(np.array([0, 1000], "i4")), pa.py_buffer(value)]
-        producer.produce_many("t", pa.Array.from_buffers(pa.binary(), 1, buffers), partitions=elsewhere)
-        alive.append(weakref.ref(value))
-        del value, buffers
+        column, watch = watched_arrow(1, 1000)
+        producer.produce_many("t", column, partitions=elsewhere)
+        alive.append(watch)
+        del column
 
     def released() -> bool:
         producer.produce_many("t", [b"next"], partitions=elsewhere)  # lets go of what has been acknowledged
@@ -1051,15 +1050,10 @@ def test_large_bytes_are_pinned_until_acknowledged_then_released(cluster: MockCl
     assert sys.getrefcount(item) == idle
 
 
-class Memory(np.ndarray[Any, Any]):
-    """An array that weakref can watch."""
-
-
 def watched_arrow(count: int, size: int) -> tuple[pa.Array, "weakref.ref[Any]"]:
-    data = np.full(count * size, ord("z"), dtype=np.uint8).view(Memory)
-    offsets = np.arange(0, count * size + 1, size, dtype=np.int32)
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-    return pa.Array.from_buffers(pa.binary(), count, buffers), weakref.ref(data)
+    """Values that are sent by reference: Arrow has allocated their memory, and the array goes when it is free."""
+    array = pa.array([b"z" * size] * count)
+    return array, weakref.ref(array)
 
 
 def test_arrow_buffers_live_until_acknowledged_and_no_longer(cluster: MockCluster, producer: Producer) -> None:

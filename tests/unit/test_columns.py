@@ -244,12 +244,16 @@ def test_offsets_are_copied() -> None:
 @pytest.mark.parametrize(
     ("offsets", "message"),
     [
-        ([0, 2, 1], "key offsets must not decrease: entry 2 is 1 after 2"),
-        ([-1, 2], "key offsets must start at 0 or above, not -1"),
-        ([0, 2, 9], "key offsets end at 9, beyond the 3 bytes of data"),
+        ([0, 2, 1], "key at index 1 has offsets from 2 to 1, which is no part of the 3 bytes of data"),
+        ([-1, 2], "key at index 0 has offsets from -1 to 2, which is no part of the 3 bytes of data"),
+        ([0, 2, 9], "key at index 1 has offsets from 2 to 9, which is no part of the 3 bytes of data"),
+        ([9], "key at index 0 has offsets from 9 to 9, which is no part of the 3 bytes of data"),
         (np.empty(0, int), "key offsets must be one-dimensional with at least one entry"),
         ([[0, 1]], "key offsets must be one-dimensional with at least one entry"),
-        (np.array([0, 2**63], np.uint64), f"key offsets must not decrease: entry 1 is {-(2**63)} after 0"),
+        (
+            np.array([0, 2**63], np.uint64),
+            f"key at index 0 has offsets from 0 to {-(2**63)}, which is no part of the 3 bytes of data",
+        ),
     ],
 )
 def test_wrong_offsets(offsets: Any, message: str) -> None:

@@ -28,6 +28,16 @@ cdef int _view(object data, const char** start, int64_t* size, Py_buffer* held, 
     return 0
 
 
+cdef int64_t _integer(object number, str what, int64_t most) except? -1:
+    """An argument that must be an integer, as confluent-kafka sees it: 1.9 is none."""
+    cdef int overflow
+    number = PyNumber_Index(number)
+    cdef int64_t found = PyLong_AsLongLongAndOverflow(number, &overflow)
+    if overflow or not -most - 1 <= found <= most:
+        raise OverflowError(f"{what} must be from {-most - 1} to {most}, not {number}")
+    return found
+
+
 cdef int accept(Runtime self, topic, value, key, partition, callback, on_delivery, timestamp, headers) except -1:
     """Accepts one record."""
     cdef record_t record
@@ -48,12 +58,12 @@ cdef int accept(Runtime self, topic, value, key, partition, callback, on_deliver
         if not callable(callback):
             raise TypeError(f"on_delivery must be callable, not {type(callback).__name__}")
         record.callback = <void*>callback
-    record.partition = partition
+    record.partition = <int32_t>_integer(partition, "partition", INT32_MAX)
     if not -1 <= record.partition < MAX_PARTITIONS:
         raise RecordError(
             KafkaError(ERR__UNKNOWN_PARTITION, f"partition must be from -1 to {MAX_PARTITIONS - 1}, not {partition}")
         )
-    record.timestamp = timestamp
+    record.timestamp = _integer(timestamp, "timestamp", INT64_MAX)
     if record.timestamp < 0:
         raise ValueError(f"timestamp must be milliseconds since 1970, or 0 for now, not {timestamp}")
     if headers is not None:
