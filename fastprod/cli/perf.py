@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from importlib import import_module
 from typing import Any
 
 import click
-import confluent_kafka
 from click.core import ParameterSource
 from rich.table import Table
 
-from fastprod import __version__
 from fastprod.cli import _java_load, _load  # noqa: F401  (_java_load adds itself to the clients)
 from fastprod.cli._figures import (
     MEGABYTE,
@@ -28,6 +25,7 @@ from fastprod.cli._figures import (
     shared,
     shown,
     spread,
+    versions,
 )
 from fastprod.cli._load import DeliveryError, Load, Round, Target, Unfit, Unreachable, measure
 from fastprod.cli._options import Failure
@@ -267,10 +265,7 @@ def _head(
     load: Load, conf: Mapping[str, Any], target: Target, record_size: int, keys: int, rounds: int, mock: bool
 ) -> dict[str, Any]:
     return {
-        "fastprod": __version__,
-        "confluent_kafka": confluent_kafka.__version__,
-        "librdkafka": confluent_kafka.libversion()[0],
-        "python": platform.python_version(),
+        **versions(),
         "cluster": {
             "bootstrap": target.address,
             "mock": mock,
