@@ -52,19 +52,19 @@ def _rate(ctx: click.Context, param: click.Parameter, value: float) -> float | N
 
 
 class _Perf(click.Group):
-    """A command by itself, and with a subcommand that is imported when it is asked for."""
+    """A command by itself, and with subcommands that are imported when they are asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return ["spark"]
+        return ["scale", "spark"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):
             return None
-        command: click.Command = import_module("fastprod.cli.perf_spark").spark
+        command: click.Command = getattr(import_module(f"fastprod.cli.perf_{cmd_name}"), cmd_name)
         return command
 
 
-@click.group(cls=_Perf, invoke_without_command=True, subcommand_metavar="[spark ...]")
+@click.group(cls=_Perf, invoke_without_command=True, subcommand_metavar="[scale ... | spark ...]")
 @click.option(
     "-b",
     "--bootstrap",
