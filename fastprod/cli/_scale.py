@@ -44,6 +44,7 @@ NEW_TOPICS = 400
 STUCK = 8000  # partitions that no broker serves any more
 KEYS = 50_000
 CALL = 1000  # records in one call of many
+FEW = 10  # and of few
 RTT_MS = 20
 SILENT_MS = 10_000  # round trips of brokers that are not to answer during a measurement
 LARGE = {"message.max.bytes": 2_000_000}  # a value of 1 MB and what is around it
@@ -200,13 +201,10 @@ def threads(stack: ExitStack, amounts: Amounts) -> list[Case]:
     cases = []
 
     def single(count: int, records: int) -> Load:
-        block = _load.make_block(-(-records // count), 100)
-        return Load("bench", len(block.values) * count, block, warmup=amounts.warmup, threads=count)
+        return shared_load(count, records, min(_load.BLOCK, -(-records // count)), amounts.warmup)
 
     def bulk(count: int, records: int) -> Load:
-        block = _load.make_block(CALL, 100)
-        calls = max(1, records // CALL // count) * count
-        return Load("bench", CALL * calls, block, warmup=amounts.warmup, threads=count)
+        return shared_load(count, records, CALL, amounts.warmup)
 
     small: Config = {"buffer.memory": 8 * MEGABYTE}
     for title, records, options in (("default buffer", amounts.records, NONE), ("8 MB", amounts.few, small)):
@@ -238,6 +236,12 @@ def threads(stack: ExitStack, amounts: Amounts) -> list[Case]:
     return cases
 
 
+def shared_load(count: int, records: int, size: int, warmup: int) -> Load:
+    """At least so many records of 100 B, in as many blocks of `size` for each thread."""
+    turns = -(-records // (size * count))
+    return Load("bench", turns * size * count, _load.make_block(size, 100), warmup=warmup, threads=count)
+
+
 def partitions(stack: ExitStack, amounts: Amounts) -> list[Case]:
     stage = Stage(stack, 3, {f"bench-{count}": count for count in PARTITIONS})
     block = _load.make_block(max(amounts.few, KEYS), 100, KEYS)
@@ -247,7 +251,18 @@ def partitions(stack: ExitStack, amounts: Amounts) -> list[Case]:
         load = Load(f"bench-{count}", amounts.few, block, warmup=amounts.warmup)
         name = f"keyed, {_plural(count, 'partition')}, 3 brokers"
         cases.append(Case("partitions", name, {RATE: bars.get(count)}, stage.ours(load), stage.confluent(load)))
+    for count in (PARTITIONS[1], PARTITIONS[-1]):
+        load = Load(f"bench-{count}", amounts.few // 10, _load.make_block(amounts.few // 10, 100))
+        run = stage.ours(load, "produce", {"partitioner": AlwaysFirst()})
+        cases.append(Case("partitions", f"Python partitioner, {_plural(count, 'partition')}", {CPU: None}, run))
     return cases
+
+
+class AlwaysFirst:
+    """A partitioner that costs nothing itself."""
+
+    def partition(self, topic: str, key: Any, value: Any, partitions: int, available: Any) -> int:
+        return 0
 
 
 def topics(stack: ExitStack, amounts: Amounts) -> list[Case]:
@@ -286,6 +301,9 @@ def sizes(stack: ExitStack, amounts: Amounts) -> list[Case]:
     ):
         load = Load("bench", 2 * len(block.values), block, warmup=min(amounts.warmup, len(block.values)))
         cases.append(Case("sizes", name, {POOL: bar, CPU: bar}, _with_pool(stage, load)))
+    small = _load.make_block(min(amounts.records, _load.BLOCK), 100).values
+    for name, call in (("100 B, one call", len(small)), (f"100 B, calls of {FEW}", FEW)):
+        cases.append(Case("sizes", name, {POOL: None}, partial(_pool_alone, stage, small, call)))
     return cases
 
 
@@ -403,17 +421,25 @@ def plain_block(size: int) -> Block:
 
 def _with_pool(stage: Stage, load: Load) -> Run:
     send = stage.ours(load)
-    return lambda: {**send(), POOL.name: pool_bytes(stage, load.block.values)}
+    return lambda: {**send(), **_pool_alone(stage, load.block.values, len(load.block.values))}
 
 
-def pool_bytes(stage: Stage, values: Sequence[bytes]) -> float:
-    """What a record takes of a buffer that is full, after records like it have been sent."""
+def _pool_alone(stage: Stage, values: Sequence[bytes], call: int) -> dict[str, float]:
+    return {POOL.name: pool_bytes(stage, values, call)}
+
+
+def pool_bytes(stage: Stage, values: Sequence[bytes], call: int) -> float:
+    """What a record takes of a buffer that is full, by calls of so many, after records like it have been sent."""
     producer = _producer(stage, {"max.block.ms": 1000})
     try:
         producer.produce_many("bench", values)
         producer.flush()
         stage.cluster.set_rtt(SILENT_MS)
-        producer.produce_many("bench", values)  # what does not fit is rejected
+        receipt = None
+        for start in range(0, len(values), call):
+            receipt = producer.produce_many("bench", values[start : start + call], receipt=receipt)
+            if receipt.failed:
+                break  # full
         return float(producer.stats().memory / len(producer))
     finally:
         _drop(stage, producer)
@@ -474,12 +500,13 @@ def longest_hold_ms(stage: Stage, count: int) -> float:
     def call() -> None:
         begin.wait()
         try:
-            producer.produce_many("bench", values)
+            receipts.append(producer.produce_many("bench", values))
         finally:
             over.set()
             leave.wait()  # its clock is read until then
 
     caller = threading.Thread(target=call)
+    receipts: list[Any] = []
     waits = []
     try:
         stage.cluster.set_rtt(SILENT_MS)  # sending would take the processor from both
@@ -500,6 +527,8 @@ def longest_hold_ms(stage: Stage, count: int) -> float:
         if caller.ident is not None:
             caller.join()
         _drop(stage, producer)
+    if not receipts or receipts[0].accepted < count:
+        raise DeliveryError("the bulk call whose lock was looked at has not taken its records")
     if not waits:
         raise Unfit("produce() never waited for a bulk call: this does not show the accumulator's lock any more")
     return max(waits) * 1e3

@@ -52,7 +52,7 @@ def _only(ctx: click.Context, param: click.Parameter, text: str | None) -> list[
 @click.option("--quick", is_flag=True, help="A few thousand records per run: shows that it works, measures nothing.")
 @click.option(
     "--rows",
-    type=click.IntRange(1000),
+    type=click.IntRange(10_000),
     help=f"Handed in against dead brokers. Default: {_scale.FULL.rows:,}, with --quick {_scale.QUICK.rows:,}.",
 )
 @click.option("--format", "form", type=click.Choice(["text", "json", "markdown"]), default="text", show_default=True)

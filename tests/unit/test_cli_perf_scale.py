@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from contextlib import ExitStack
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
@@ -275,21 +276,21 @@ def test_rounds_in_turns(concerns):
 def test_json(concerns):
     _, told = concerns
     told["first", "fastprod"] = {RATE.name: 3e6, CPU.name: 0.25}
-    result = scale("--rounds", "1", "--only", "first", "--rows", "5000", "--format", "json")
+    result = scale("--rounds", "1", "--only", "first", "--rows", "50000", "--format", "json")
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
-    assert report["load"] == {"rounds": 1, "quick": False, "only": ["first"], "rows": 5000}
+    assert report["load"] == {"rounds": 1, "quick": False, "only": ["first"], "rows": 50000}
     assert len(report["machine"]["load_average"]) == 2
     assert report["config"]["linger.ms"] == 5
     assert report["rounds"] == [
-        {"round": 1, "concern": "first", "case": "first of 5000", "client": client, **figures}
+        {"round": 1, "concern": "first", "case": "first of 50000", "client": client, **figures}
         for client, figures in (
             ("fastprod", {"records_per_s": 3e6, "cpu_us_per_record": 0.25}),
             ("confluent", {"records_per_s": 1e6, "cpu_us_per_record": 0.5}),
         )
     ]
     (row,) = report["summary"]
-    assert (row["case"], row["bar"], row["met"]) == ("first of 5000", ">= 2x confluent", True)
+    assert (row["case"], row["bar"], row["met"]) == ("first of 50000", ">= 2x confluent", True)
     assert row["ratio"]["median"] == 3.0
     assert report["interrupted"] is False
 
@@ -334,6 +335,16 @@ def test_what_was_done_is_shown_before_it_fails(concerns, problem, code, message
 
 
 # ---- loads by several threads, and to several topics
+
+
+@pytest.mark.parametrize("count", _scale.THREADS)
+@pytest.mark.parametrize(("records", "size"), [(400_000, 100_000), (400_000, 1000), (3000, 188), (10, 1000)])
+def test_every_thread_has_as_many_blocks(count, records, size):
+    load = _scale.shared_load(count, records, size, 0)
+    blocks = load.blocks()
+    assert {len(block.values) for block in blocks} == {size}
+    assert len(blocks) % count == 0
+    assert records <= load.records < records + size * count
 
 
 class Recorder:
@@ -418,7 +429,7 @@ def test_records_go_to_all_topics_in_turn(stack, client):
 
 def test_what_a_full_buffer_holds(stack):
     stage = Stage(stack, 1, {"bench": 2})
-    assert _scale.pool_bytes(stage, [b"v" * 400] * 300) > 400
+    assert _scale.pool_bytes(stage, [b"v" * 400] * 300, 7) > 400
     assert stage.ours(Load("bench", 10, _load.make_block(10, 10)))()  # brokers answer again
 
 
@@ -446,6 +457,7 @@ def test_a_lock_that_nobody_waits_for_is_no_figure(monkeypatch):
     class Free(Recorder):
         def produce_many(self, topic, values):
             time.sleep(0.05)
+            return SimpleNamespace(accepted=len(values))
 
     class Cluster:
         def set_rtt(self, ms):
