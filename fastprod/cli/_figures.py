@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import sys
 import time
@@ -16,6 +17,7 @@ from confluent_kafka import KafkaException
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from fastprod import __version__
 from fastprod._java_options import translate
 from fastprod.cli import _load, _options
 from fastprod.cli._options import Failure
@@ -122,6 +124,16 @@ def progress(total: int, what: str = "records") -> Iterator[Callable[[int], None
 
 
 # ---- afterwards
+
+
+def versions() -> dict[str, Any]:
+    """What was measured, for the head of a report."""
+    return {
+        "fastprod": __version__,
+        "confluent_kafka": confluent_kafka.__version__,
+        "librdkafka": confluent_kafka.libversion()[0],
+        "python": platform.python_version(),
+    }
 
 
 def console() -> Console:

@@ -18,6 +18,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -79,6 +80,10 @@ class Load:
     warmup: int = 0
     latency: bool = False
     """Whether latencies are wanted."""
+    threads: int = 1
+    """That send the blocks in turn, at full speed and without latencies if there are several."""
+    topics: tuple[str, ...] = ()
+    """Where the records of a block go in turn, by a column of names or call by call; empty = all to `topic`."""
 
     def blocks(self) -> list[Block]:
         """All records, in blocks that share their contents."""
@@ -229,7 +234,7 @@ class _PythonRunner(Runner):
     def connect(self, conf: dict[str, Any]) -> Any: ...
 
     @abstractmethod
-    def bulk(self, call: str, producer: Any, topic: str) -> Bulk: ...
+    def bulk(self, call: str, producer: Any, load: Load) -> Bulk: ...
 
     def run(
         self, mode: str, call: str, load: Load, conf: Mapping[str, Any], partitions: int, advance: Advance
@@ -237,7 +242,7 @@ class _PythonRunner(Runner):
         troubles: list[KafkaError] = []
         producer = self.connect({**conf, "error_cb": troubles.append})
         try:
-            sender = _Sender(producer, load.topic, self.bulk(call, producer, load.topic) if mode == "bulk" else None)
+            sender = _Sender(producer, load.topic, self.bulk(call, producer, load) if mode == "bulk" else None)
             warmup = sender.open_connections(load, partitions, mode)
             blocks = sender.prepare(load.blocks())
             sender.outcomes = outcomes = Outcomes()
@@ -276,9 +281,10 @@ class _PythonRunner(Runner):
 class Bulk(ABC):
     """The bulk call of a client."""
 
-    def __init__(self, producer: Any, topic: str) -> None:
+    def __init__(self, producer: Any, load: Load) -> None:
         self.producer = producer
-        self.topic = topic
+        self.topic = load.topic
+        self.topics = load.topics
 
     def prepare(self, block: Block) -> Any:
         """What the call wants, made before the clock starts."""
@@ -293,8 +299,8 @@ class Bulk(ABC):
 
 
 class _ProduceMany(Bulk):
-    def __init__(self, producer: Any, topic: str) -> None:
-        super().__init__(producer, topic)
+    def __init__(self, producer: Any, load: Load) -> None:
+        super().__init__(producer, load)
         self.receipts: list[Any] = []
 
     def send(self, ready: Block) -> None:
@@ -303,6 +309,21 @@ class _ProduceMany(Bulk):
     def failures(self) -> tuple[int, str]:
         failed = [receipt for receipt in self.receipts if receipt.failed]
         return sum(receipt.failed for receipt in failed), str(failed[0].errors[0].error) if failed else ""
+
+
+class _ProduceArrow(_ProduceMany):
+    """With a column of topics."""
+
+    def prepare(self, block: Block) -> Any:
+        import pyarrow as pa
+
+        columns = {"topic": pa.array(_in_turn(self.topics, block)), "value": pa.array(block.values, pa.binary())}
+        if block.keys is not None:
+            columns["key"] = pa.array(block.keys, pa.binary())
+        return pa.record_batch(columns)
+
+    def send(self, ready: Any) -> None:
+        self.receipts.append(self.producer.produce_arrow(ready))
 
 
 class _ProduceLoop(Bulk):
@@ -317,6 +338,31 @@ class _PollingLoop(Bulk):
 
     def send(self, ready: Block) -> None:
         _produce_each(self.producer, self.topic, ready, POLL_EVERY, None)
+
+
+class _TopicLoop(Bulk):
+    """The polling loop, in which every record names its topic."""
+
+    def prepare(self, block: Block) -> list[list[tuple[str, bytes, bytes | None]]]:
+        keys: Sequence[bytes | None] = block.keys or [None] * len(block.values)
+        records = list(zip(_in_turn(self.topics, block), block.values, keys, strict=True))
+        return [records[at : at + POLL_EVERY] for at in range(0, len(records), POLL_EVERY)]
+
+    def send(self, ready: list[list[tuple[str, bytes, bytes | None]]]) -> None:
+        produce, poll = self.producer.produce, self.producer.poll
+        for part in ready:
+            for topic, value, key in part:
+                try:
+                    produce(topic, value, key)
+                except BufferError:
+                    _insist(self.producer, topic, value, key)
+            poll(0)
+
+
+def _in_turn(topics: Sequence[str], block: Block) -> list[str]:
+    """A topic for each record of a block."""
+    size = len(block.values)
+    return (list(topics) * (size // len(topics) + 1))[:size]
 
 
 class _ProduceBatch(Bulk):
@@ -400,12 +446,14 @@ class _Sender:
 
     def open_connections(self, load: Load, partitions: int, mode: str) -> int:
         """Connects to every leader and sends the warm-up; returns how many records that took."""
-        for partition in range(partitions):
-            self.producer.produce(self.topic, load.block.values[0], partition=partition)
+        topics = load.topics or (load.topic,)
+        for topic in topics:
+            for partition in range(partitions):
+                self.producer.produce(topic, load.block.values[0], partition=partition)
         self.flush()
         self._unpaced(mode, self.prepare(load.warmup_blocks()), False, lambda done: None)
         self.flush()
-        return partitions + load.warmup
+        return len(topics) * partitions + load.warmup
 
     def prepare(self, blocks: Sequence[Block]) -> list[tuple[Block, Any]]:
         """Blocks, and beside each what the bulk call wants; the same for the same block."""
@@ -417,6 +465,8 @@ class _Sender:
     def send(self, mode: str, load: Load, blocks: Sequence[tuple[Block, Any]], advance: Advance) -> None:
         if load.rate is not None:
             self._paced(mode == "callback", load.rate, [block for block, _ in blocks], advance)
+        elif load.threads > 1:
+            self._by_threads(mode, load.threads, blocks, advance)
         else:
             self._unpaced(mode, blocks, load.latency, advance)
 
@@ -434,6 +484,23 @@ class _Sender:
                 with nullcontext() if self.bulk is None else _served(self.producer):
                     self._sampled(block)
             advance(len(block.values))
+
+    def _by_threads(self, mode: str, threads: int, blocks: Sequence[tuple[Block, Any]], advance: Advance) -> None:
+        over = threading.Event()  # nobody begins another block
+
+        def send(first: int) -> None:
+            for one in blocks[first::threads]:
+                if over.is_set():
+                    return
+                self._unpaced(mode, [one], False, lambda done: None)
+
+        with ThreadPoolExecutor(threads) as pool:
+            try:
+                for sent in [pool.submit(send, first) for first in range(threads)]:
+                    sent.result()
+            finally:
+                over.set()
+        advance(sum(len(block.values) for block, _ in blocks))
 
     def _sampled(self, block: Block) -> None:
         """The first of every SAMPLE records tells its latency."""
@@ -548,8 +615,9 @@ class FastprodRunner(_PythonRunner):
 
         return Producer(conf)
 
-    def bulk(self, call: str, producer: Any, topic: str) -> Bulk:
-        return _ProduceMany(producer, topic)
+    def bulk(self, call: str, producer: Any, load: Load) -> Bulk:
+        kinds: dict[str, type[Bulk]] = {"produce_many": _ProduceMany, "produce_arrow": _ProduceArrow}
+        return kinds[call](producer, load)
 
 
 class ConfluentRunner(_PythonRunner):
@@ -563,13 +631,14 @@ class ConfluentRunner(_PythonRunner):
     def connect(self, conf: dict[str, Any]) -> Any:
         return confluent_kafka.Producer(for_librdkafka(conf))
 
-    def bulk(self, call: str, producer: Any, topic: str) -> Bulk:
+    def bulk(self, call: str, producer: Any, load: Load) -> Bulk:
         kinds: dict[str, type[Bulk]] = {
             "produce": _ProduceLoop,
             "produce+poll": _PollingLoop,
             "produce_batch": _ProduceBatch,
+            "produce to topics": _TopicLoop,
         }
-        return kinds[call](producer, topic)
+        return kinds[call](producer, load)
 
 
 OURS = FastprodRunner()
@@ -604,8 +673,9 @@ def for_librdkafka(conf: Mapping[str, Any]) -> dict[str, Any]:
 class Target:
     """The topic that the records go to, seen from outside of the clients under test."""
 
-    def __init__(self, conf: Mapping[str, Any], topic: str) -> None:
+    def __init__(self, conf: Mapping[str, Any], topic: str, others: Sequence[str] = ()) -> None:
         self.topic = topic
+        self.others = others  # with as many partitions, written to as well
         self.address = str(conf["bootstrap.servers"])
         self._troubles: list[KafkaError] = []
         settings: dict[str, Any] = {**for_librdkafka(conf), "error_cb": self._troubles.append}
@@ -654,18 +724,21 @@ class Target:
         self._admin.delete_topics([self.topic], request_timeout=ANSWER_S)[self.topic].exception(ANSWER_S)
 
     def written(self) -> int:
-        """Records ever written to the topic."""
-        return sum(self.ends().values())
+        """Records ever written to the topic, and to the others."""
+        return sum(self._ends([self.topic, *self.others]).values())
 
     def ends(self) -> dict[int, int]:
         """Per partition the offset that comes next: what was ever written."""
+        return {partition: offset for (_, partition), offset in self._ends([self.topic]).items()}
+
+    def _ends(self, topics: Sequence[str]) -> dict[tuple[str, int], int]:
         end = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        wanted = {TopicPartition(self.topic, partition): end for partition in range(self.partitions)}
+        wanted = {TopicPartition(topic, partition): end for topic in topics for partition in range(self.partitions)}
         deadline = time.monotonic() + ANSWER_S
         while True:
             try:
                 found = self._admin.list_offsets(wanted, request_timeout=ANSWER_S)
-                return {place.partition: answer.result().offset for place, answer in found.items()}
+                return {(place.topic, place.partition): answer.result().offset for place, answer in found.items()}
             except KafkaException as error:
                 # A broker may lead a new partition by the metadata before it knows of it.
                 if error.args[0].code() not in MOVING or time.monotonic() > deadline:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,14 +10,12 @@ from statistics import median
 from typing import Any
 
 import click
-import confluent_kafka
 from confluent_kafka import KafkaException
 from rich.console import Console
 from rich.table import Table
 
-from fastprod import __version__
 from fastprod.cli import _options, _pictures, _routing
-from fastprod.cli._figures import cell, configuration, console, shown, spread
+from fastprod.cli._figures import cell, configuration, console, shown, spread, versions
 from fastprod.cli._load import DeliveryError, Unreachable
 from fastprod.cli._options import Failure
 from fastprod.cli._routing import BROKERS, CONTENDERS, RIVAL, SLOW, VALUE, Flood, Stage, Trickle
@@ -210,10 +207,7 @@ def _head(stage: Stage, conf: Mapping[str, Any], rounds: int) -> dict[str, Any]:
     if isinstance(stage, _routing.RealStage):
         cluster["slow_pause"] = stage.share
     return {
-        "fastprod": __version__,
-        "confluent_kafka": confluent_kafka.__version__,
-        "librdkafka": confluent_kafka.libversion()[0],
-        "python": platform.python_version(),
+        **versions(),
         "cluster": cluster,
         "load": {"record_size": len(VALUE), "rounds": rounds},
         "config": shown({**conf, "bootstrap.servers": stage.bootstrap}),

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from importlib import import_module
 from typing import Any
 
 import click
-import confluent_kafka
 from click.core import ParameterSource
 from rich.table import Table
 
-from fastprod import __version__
 from fastprod.cli import _java_load, _load  # noqa: F401  (_java_load adds itself to the clients)
 from fastprod.cli._figures import (
     MEGABYTE,
@@ -28,6 +25,7 @@ from fastprod.cli._figures import (
     shared,
     shown,
     spread,
+    versions,
 )
 from fastprod.cli._load import DeliveryError, Load, Round, Target, Unfit, Unreachable, measure
 from fastprod.cli._options import Failure
@@ -54,19 +52,19 @@ def _rate(ctx: click.Context, param: click.Parameter, value: float) -> float | N
 
 
 class _Perf(click.Group):
-    """A command by itself, and with a subcommand that is imported when it is asked for."""
+    """A command by itself, and with subcommands that are imported when they are asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return ["spark"]
+        return ["scale", "spark"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):
             return None
-        command: click.Command = import_module("fastprod.cli.perf_spark").spark
+        command: click.Command = getattr(import_module(f"fastprod.cli.perf_{cmd_name}"), cmd_name)
         return command
 
 
-@click.group(cls=_Perf, invoke_without_command=True, subcommand_metavar="[spark ...]")
+@click.group(cls=_Perf, invoke_without_command=True, subcommand_metavar="[scale ... | spark ...]")
 @click.option(
     "-b",
     "--bootstrap",
@@ -267,10 +265,7 @@ def _head(
     load: Load, conf: Mapping[str, Any], target: Target, record_size: int, keys: int, rounds: int, mock: bool
 ) -> dict[str, Any]:
     return {
-        "fastprod": __version__,
-        "confluent_kafka": confluent_kafka.__version__,
-        "librdkafka": confluent_kafka.libversion()[0],
-        "python": platform.python_version(),
+        **versions(),
         "cluster": {
             "bootstrap": target.address,
             "mock": mock,

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +27,6 @@ import click
 import confluent_kafka
 from rich.table import Table
 
-from fastprod import __version__
 from fastprod.cli import _options
 from fastprod.cli._figures import (
     MEGABYTE,
@@ -41,6 +39,7 @@ from fastprod.cli._figures import (
     shared,
     shown,
     spread,
+    versions,
 )
 from fastprod.cli._java_load import WIRE_BATCH, java_settings
 from fastprod.cli._load import DeliveryError, Target, Unfit, Unreachable, for_librdkafka
@@ -466,10 +465,7 @@ def _cpu_below(pid: int, processes: Mapping[int, tuple[int, float]]) -> float:
 
 def _head(job: Job, target: Target, embedded: bool, spark_version: str) -> dict[str, Any]:
     return {
-        "fastprod": __version__,
-        "confluent_kafka": confluent_kafka.__version__,
-        "librdkafka": confluent_kafka.libversion()[0],
-        "python": platform.python_version(),
+        **versions(),
         "spark": spark_version,
         "cluster": {
             "bootstrap": target.address,
