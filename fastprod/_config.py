@@ -18,8 +18,8 @@ from fastprod.errors import ConfigError
 
 OWN_POLICIES = ("uniform", "sticky", "round_robin")
 
-# librdkafka's partitioners: (which hash of the key, whether records without a key are hashed too, whether an empty key is
-# none). Other records go where `uniform` puts them. "random" looks at no key at all.
+# librdkafka's partitioners: (which hash of the key, whether records without a key are hashed too, whether an empty key
+# is none). Other records go where `uniform` puts them. "random" looks at no key at all.
 LIBRDKAFKA_HASHES = {
     "consistent": ("consistent", True, False),
     "consistent_random": ("consistent", False, True),

@@ -237,8 +237,8 @@ class Producer(confluent_kafka.Producer):
             )
         if runtime.ends_lost:
             raise _state_error(
-                "a request to end an earlier transaction was lost without an answer. Brokers may still act on it, and would "
-                "end the next transaction half-way: make a new Producer with the same transactional.id, whose "
+                "a request to end an earlier transaction was lost without an answer. Brokers may still act on it, and "
+                "would end the next transaction half-way: make a new Producer with the same transactional.id, whose "
                 "init_transactions() rules that out",
                 fatal=True,
             )
@@ -302,8 +302,8 @@ class Producer(confluent_kafka.Producer):
         runtime = self._open()
         if self._pending == "commit_transaction":
             raise _state_error(
-                "commit_transaction() timed out and may still succeed: call it again, which goes on with it, and abort only "
-                "if it says so"
+                "commit_transaction() timed out and may still succeed: call it again, which goes on with it, and abort "
+                "only if it says so"
             )
         start = time.monotonic()
         if self._in_transaction and not self._pending:

@@ -27,9 +27,9 @@ class FailedRecord(NamedTuple):
 class Extent(NamedTuple):
     """What a call wrote to one partition.
 
-    `first` and `last` are the lowest and highest offset that brokers told, None where they told none (acks=0). `unknown`
-    records are among `records` though their offsets were not told: a broker that had a batch already, because its first
-    answer was lost, may only say so. Then `first` and `last` may not cover everything.
+    `first` and `last` are the lowest and highest offset that brokers told, None where they told none (acks=0).
+    `unknown` records are among `records` though their offsets were not told: a broker that had a batch already, because
+    its first answer was lost, may only say so. Then `first` and `last` may not cover everything.
     """
 
     records: int

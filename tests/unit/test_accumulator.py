@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from fastprod._core._shim import Accumulator
 from fastprod._core._columns import columns
+from fastprod._core._shim import Accumulator
 from fastprod.partitioning import partition_for_keys
 
 

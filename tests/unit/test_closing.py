@@ -44,12 +44,9 @@ def test_a_callback_that_raises_costs_no_record_and_no_other_callback(
         producer.produce("t", b"%d" % n, on_delivery=note(n))
         if n % 100 == 0:
             time.sleep(0.002)  # in several chunks
+    end = producer.close if way == "close" else producer.__exit__
     with pytest.raises(ValueError, match="callback"):
-        if way == "close":
-            producer.close()
-        else:
-            with producer:
-                pass
+        end()
     assert sorted(ran) == list(range(1000))
     assert written(mock_cluster, "t") == 1000
     assert len(unraisable) == 9  # the first was raised
@@ -88,14 +85,18 @@ def test_what_other_threads_produce_while_it_closes_is_refused_or_has_an_outcome
         accepted = [0, 0, 0]
 
         def work(
-            n: int, producer: Producer = producer, told: list = told, receipts: list = receipts, accepted: list = accepted
+            n: int,
+            producer: Producer = producer,
+            told: list = told,
+            receipts: list = receipts,
+            accepted: list = accepted,
         ) -> None:
             try:
                 while True:
                     if call == "single":
                         with contextlib.suppress(BufferError):  # all callbacks are due, and nobody else polls
                             producer.poll(0)
-                            producer.produce("t", b"v" * 50, on_delivery=lambda error, message: told.append(error))
+                            producer.produce("t", b"v" * 50, on_delivery=lambda problem, message: told.append(problem))
                             accepted[n] += 1
                     elif call == "bulk":
                         receipts.append(producer.produce_many("t", values))
@@ -115,9 +116,9 @@ def test_what_other_threads_produce_while_it_closes_is_refused_or_has_an_outcome
             thread.join(300)
         assert not any(thread.is_alive() for thread in threads)
         if call == "single":
-            # An acknowledgement may be lost with the connection: told as failed and written is allowed, not the reverse.
+            # An answer may be lost with the connection: told as failed and written is allowed, not the reverse.
             assert len(told) == sum(accepted)
-            assert written(mock_cluster, "t") - before >= sum(error is None for error in told)
+            assert written(mock_cluster, "t") - before >= sum(problem is None for problem in told)
         else:
             assert all(receipt.done for receipt in receipts)
             assert written(mock_cluster, "t", "u") - before >= sum(receipt.acknowledged for receipt in receipts)

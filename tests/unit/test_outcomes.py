@@ -89,9 +89,7 @@ def test_pinned_and_copied_values_and_several_calls_share_chunks(mock_cluster: M
         memory = producer._runtime.memory
     assert memory == 0
     assert [(record.key(), record.value()) for record in mock_cluster.records("t")] == wanted
-    assert [receipt.extents for receipt in receipts] == [
-        {("t", 0): Extent(6, 7 * n, 7 * n + 5)} for n in range(300)
-    ]
+    assert [receipt.extents for receipt in receipts] == [{("t", 0): Extent(6, 7 * n, 7 * n + 5)} for n in range(300)]
     assert got == [7 * n + 6 for n in range(300)]
 
 

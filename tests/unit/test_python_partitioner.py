@@ -153,9 +153,7 @@ def test_it_is_told_about_changed_partitions(mock_cluster: MockCluster) -> None:
     seen: list[tuple[int, list[int]]] = []
 
     class Notes:
-        def partition(
-            self, topic: str, key: object, value: object, partitions: int, available: list[int]
-        ) -> int:
+        def partition(self, topic: str, key: object, value: object, partitions: int, available: list[int]) -> int:
             seen.append((partitions, list(available)))
             return 0
 
