@@ -288,7 +288,7 @@ class Line:
             producer.begin_transaction()
             first = len(self.told)
             abort = self.random.random() < 0.25
-            outcome = UNCERTAIN
+            outcome = ABORTED  # by the brokers at the latest, if nobody commits it
             try:
                 for _ in range(self.random.randint(1, 4)):
                     self.kind.send(self, producer, self.give(self.random.randint(1, self.kind.rate // 3)))
@@ -297,10 +297,9 @@ class Line:
                 self.notes[f"produce: {error.args[0].name()}"] += 1
                 abort = True
             if not abort:
-                if self._until_done(producer.commit_transaction, "commit"):
-                    outcome = ACKNOWLEDGED
-                else:
-                    abort = not self.fatal
+                done = self._until_done(producer.commit_transaction, "commit")
+                outcome = ACKNOWLEDGED if done else UNCERTAIN
+                abort = not done and not self.fatal
             elif self.random.random() < 0.5:
                 producer.flush(FLUSH_S)
             if abort and self._until_done(producer.abort_transaction, "abort"):
@@ -852,21 +851,24 @@ def run(minutes: float, seed: int, brokers: int, keep_going: bool) -> int:
             signal.signal(signal.SIGINT, signal.default_int_handler)  # the next one ends at once
             faults.enough.set()
 
+        pa.array([b""])  # brings pandas with it, which takes long once sixteen threads want Python's lock
         clock.start = time.monotonic()
         before = signal.signal(signal.SIGINT, end_early)
         try:
             for line in lines:
                 line.thread.start()
+            stuck = 0
             try:
                 faults.run(minutes * 60_000, keep_going)
-            finally:  # also where a broker did not come back: what is known then is worth reading
-                for line in lines:
-                    line.over.set()
-                for line in lines:
-                    line.thread.join(2 * FLUSH_S)
-            print(
-                f"{clock.ms() / 1000:8.1f} s  all told; reading {sum(len(line.told) for line in lines):,}", flush=True
-            )
+            except Exception:  # a broker did not come back: what is known by then is worth reading
+                stuck = 1
+                traceback.print_exc()
+            for line in lines:
+                line.over.set()
+            for line in lines:
+                line.thread.join(2 * FLUSH_S)
+            given = sum(len(line.told) for line in lines)
+            print(f"{clock.ms() / 1000:8.1f} s  all told; {given:,} records to be read back", flush=True)
             results = []
             for line in lines:
                 if line.thread.is_alive():
@@ -882,7 +884,7 @@ def run(minutes: float, seed: int, brokers: int, keep_going: bool) -> int:
                 print("\nall faults:")
                 for fault in faults.during(0, clock.ms()):
                     print(f"  {fault}")
-            return broken
+            return broken + stuck
         finally:
             signal.signal(signal.SIGINT, before)
 
