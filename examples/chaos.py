@@ -710,6 +710,7 @@ def reader(servers: str, isolation: str = "read_committed") -> Iterator[Consumer
             "isolation.level": isolation,
             "enable.auto.commit": False,
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,
             "log_level": 0,
         }
     )
@@ -728,7 +729,7 @@ def records(servers: str, topics: list[str], *, silence_s: float = 60.0) -> Iter
         consumer.assign([TopicPartition(topic, partition, 0) for topic, partition in left])
         deadline = time.monotonic() + silence_s
         while left:
-            messages = consumer.consume(FETCH, 0.5)
+            messages = consumer.consume(FETCH, 0.1)
             if messages:
                 deadline = time.monotonic() + silence_s
             elif time.monotonic() > deadline:
