@@ -765,10 +765,11 @@ def around(servers: str, topic: str, partition: int, offset: int) -> list[str]:
     found = []
     with reader(servers, "read_uncommitted") as consumer:
         consumer.assign([TopicPartition(topic, partition, max(0, offset - AROUND))])
-        for message in consumer.consume(2 * AROUND + 1, 10):
-            if message.error() is None and (message.offset() or 0) <= offset + AROUND:
-                label, number, *_ = ((message.value() or b"").decode(errors="replace") + "  ").split(" ", 2)
-                found.append(f"{message.offset()}: {label} {number}")
+        while (message := consumer.poll(10)) is not None and message.error() is None:  # the end is an error too
+            if (message.offset() or 0) > offset + AROUND:
+                break
+            label, number, *_ = ((message.value() or b"").decode(errors="replace") + "  ").split(" ", 2)
+            found.append(f"{message.offset()}: {label} {number}")
     return found
 
 
