@@ -3,9 +3,9 @@
     python examples/chaos.py                         # five minutes; --minutes 60 --seed 7 for an hour of another story
 
 Starts a real Apache Kafka of three brokers on this machine (Java 17 needed, see the README): three copies of
-everything, two of them needed for an acknowledgement. Meanwhile brokers are killed and restarted, frozen, stopped in
-good order, and leaders are moved, at random but always from the printed seed. Never is more than one broker away, and
-never the next one before all copies are in sync: whatever is acknowledged has to survive.
+everything, two of them needed for an acknowledgement, for some kinds all. Brokers are killed and restarted, frozen,
+stopped in good order, and leaders are moved, at random but always from the printed seed. Never is more than one broker
+away, and never the next one before all copies are in sync: whatever is acknowledged has to survive.
 
     faults (main thread)  ->  brokers  <-  a Line per kind of producer, each a thread with topics of its own
                                                |  what each record was told, in arrays (20 bytes a record)
@@ -97,6 +97,7 @@ class Kind:
     life_s: tuple[float, float] | None = None  # after which the producer is closed and another one made
     make: Callable[..., Any] = Producer
     transactional: bool = False
+    copies_needed: int = 2  # for an acknowledgement; with 3, brokers refuse records whenever one of them is away
 
 
 class Line:
@@ -429,7 +430,8 @@ KINDS = (
     ),
     Kind("rich", "once, in order", rich, IDEMPOTENT),
     Kind("compressed", "once, in order", bulk, {**IDEMPOTENT, "compression.type": "lz4"}),
-    Kind("young", "once, in order", single, YOUNG, life_s=(1, 4)),
+    Kind("all copies", "once, in order", single, IDEMPOTENT, copies_needed=3),
+    Kind("young", "once, in order", single, YOUNG, life_s=(1, 4), copies_needed=3),
     Kind("short timeout", "kept", single, {**IDEMPOTENT, "message.timeout.ms": 6000}),
     Kind(
         "one in flight",
@@ -456,11 +458,20 @@ KINDS = (
         make=confluent_kafka.Producer,
     ),
     Kind(
+        "confluent all copies",
+        "(reference)",
+        single,
+        {**IDEMPOTENT, "enable.idempotence": True, "linger.ms": 5},
+        copies_needed=3,
+        make=confluent_kafka.Producer,
+    ),
+    Kind(
         "confluent young",
         "(reference)",
         single,
         {**YOUNG, "enable.idempotence": True},
         life_s=(1, 4),
+        copies_needed=3,
         make=confluent_kafka.Producer,
     ),
 )
@@ -592,6 +603,7 @@ class Findings:
     counts: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[int]] = field(default_factory=dict)
     copies: dict[int, list[tuple[str, int, int]]] = field(default_factory=dict)  # topic, partition, offset; of examples
+    said: dict[int, str] = field(default_factory=dict)  # by receipts, where the log has something else
 
     def add(self, trouble: str, number: int = -1) -> None:
         self.counts[trouble] += 1
@@ -690,7 +702,11 @@ def examine(line: Line, servers: str) -> Findings:
             pass  # which of the copies was told nobody can say
         elif mine and (acknowledged, low, high) != (len(mine), min(mine), max(mine)):
             found.add("wrong offset", first)
-            line.notes[f"receipt says {acknowledged} at {low} to {high}, the log {len(mine)} at {min(mine)} to "] += 1
+            found.said.setdefault(
+                first,
+                f"its receipt says {acknowledged} records in partition {partition} from {low} to {high}, "
+                f"the log has {len(mine)} from {min(mine)} to {max(mine)}",
+            )
     for known in found.examples.values():
         for number in known:
             if copies[number]:
@@ -782,6 +798,8 @@ def explain(found: Findings, faults: Faults, servers: str) -> None:
             broken = "BROKEN: " if trouble in found.broken else ""
             print(f"\n{broken}{line.kind.name}: {trouble} is record {number} ({found.counts[trouble]:,} such)")
             print(f"    {line.describe(number)}")
+            if trouble == "wrong offset" and number in found.said:
+                print(f"    {found.said[number]}")
             places = list(found.copies.get(number, []))
             for topic, partition, offset in places:
                 print(f"    lies in {topic} [{partition}] at {offset}")
@@ -841,13 +859,17 @@ def run(minutes: float, seed: int, brokers: int, keep_going: bool) -> int:
         clock = Clock()
         lines = [Line(kind, cluster.bootstrap_servers, seed, clock) for kind in KINDS]
         faults = Faults(cluster, lines, seed, clock)
-        safe = {"min.insync.replicas": 2, "unclean.leader.election.enable": False, "retention.ms": -1}
         for line in lines:
+            safe = {
+                "min.insync.replicas": line.kind.copies_needed,
+                "unclean.leader.election.enable": False,
+                "retention.ms": -1,
+            }
             for topic in line.topics:
                 cluster.create_topic(topic, PARTITIONS, 3, config=safe)
             settings = {name: value for name, value in line.config.items() if name != "bootstrap.servers"}
             maker = line.kind.make.__module__.partition(".")[0].replace("cimpl", "confluent_kafka")
-            print(f"{line.kind.name}: {maker}.Producer {line.kind.rate}/s {settings} «{line.kind.promise}»", flush=True)
+            print(f"{line.kind.name}: {maker}.Producer {settings} «{line.kind.promise}»", flush=True)
 
         def end_early(number: int, frame: FrameType | None) -> None:
             signal.signal(signal.SIGINT, signal.default_int_handler)  # the next one ends at once
