@@ -14,6 +14,14 @@ away, and never the next one before all copies are in sync: whatever is acknowle
 The verdict is a table with a row for each kind of producer; KINDS says what each is promised. The exit status is 1 if
 a promise was broken, and then the record, what it was told, the log around it, the faults of that time and librdkafka's
 own words are printed. Ctrl-C ends the run early, with the verdict so far; a second one ends it at once.
+
+Two ways in which librdkafka breaks what it promises are known, and the rows of confluent-kafka show them as well:
+- doubled: a partition whose request was refused (its leader has moved) while the next one was in flight makes the client
+  start a new epoch, for all partitions. What some other partition has sent without an answer is then sent again under
+  that epoch, where the broker cannot know it (librdkafka #4953).
+- lost: the first request of a new producer to a partition is refused and the second, already in flight, is taken: a
+  broker takes any sequence number from a producer that it does not know (KAFKA-15591). librdkafka concludes that the
+  first must have been written and acknowledges it, without an offset.
 """
 
 from __future__ import annotations
@@ -65,10 +73,10 @@ NOTHING, ACKNOWLEDGED, ABORTED, UNCERTAIN, FAILED = range(5)
 ALWAYS = frozenset({"misplaced", "altered", "alien", "unanswered", "answered twice", "thread died"})
 PROMISES: dict[str, frozenset[str]] = {  # what must not happen; everything is counted
     "once, in order": ALWAYS | {"lost", "doubled", "reordered", "wrong offset"},
-    # What idempotence promises ends at a delivery timeout: later records of that partition start a new series.
+    # Idempotence ends at a delivery timeout, in every partition: what has not been acknowledged by then is sent again
+    # as if it were new. Without idempotence a lost answer doubles records, and one request in flight does not keep the
+    # order: librdkafka has the next one ready by then and sends it before it repeats the one that failed.
     "kept": ALWAYS | {"lost", "wrong offset"},
-    # Without idempotence an answer that got lost doubles a record; one request at a time still keeps the order.
-    "in order": ALWAYS | {"lost", "reordered", "wrong offset"},
     # A leader alone may acknowledge, and lose what it alone had.
     "nothing": ALWAYS,
     # All of a committed transaction and nothing of an aborted one.
@@ -435,7 +443,7 @@ KINDS = (
     Kind("short timeout", "kept", single, {**IDEMPOTENT, "message.timeout.ms": 6000}),
     Kind(
         "one in flight",
-        "in order",
+        "kept",
         single,
         {"enable.idempotence": False, "acks": "all", "max.in.flight.requests.per.connection": 1},
     ),

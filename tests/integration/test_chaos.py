@@ -222,6 +222,17 @@ def test_what_receipts_say_is_compared_with_the_log(
     assert chaos.examine(line, kafka_cluster.bootstrap_servers).broken == ["wrong offset"]
 
 
+def table_of(chaos: ModuleType, output: str) -> dict[str, dict[str, int]]:
+    """The verdict's figures by kind and column."""
+    found = {}
+    for kind in chaos.KINDS:
+        row = next(row for row in output.splitlines() if row.startswith(f"{kind.name}  "))
+        cells = row.removeprefix(kind.name).split()[: 1 + len(chaos.COLUMNS)]
+        figures = [int(cell.strip("!").replace(",", "")) for cell in cells]
+        found[kind.name] = dict(zip(("given", *chaos.COLUMNS), figures, strict=True))
+    return found
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("kafka_available")
 def test_ctrl_c_ends_a_run_with_the_verdict_so_far_and_leaves_nothing_behind(chaos: ModuleType) -> None:
@@ -234,10 +245,11 @@ def test_ctrl_c_ends_a_run_with_the_verdict_so_far_and_leaves_nothing_behind(cha
             said += line
         program.send_signal(signal.SIGINT)
         rest, errors = program.finish()
-        assert program.returncode == 0, said + rest + errors
-        assert "2 faults" in rest or "3 faults" in rest, rest
-        assert "every promise was kept" in rest
-        for kind in chaos.KINDS:  # each was at work
-            row = next(row for row in rest.splitlines() if row.startswith(f"{kind.name}  "))
-            assert int(row[len(kind.name) :].split()[1].replace(",", "")) > 0, row
+        assert "2 faults" in rest or "3 faults" in rest, said + rest + errors
+        assert program.returncode == ("a promise was broken" in rest), rest
+        for kind, counts in table_of(chaos, rest).items():
+            assert counts["given"] > 0, f"{kind} was not at work"
+            # Copies, order and first records are not safe in librdkafka's hands (see the example); these are in ours.
+            wrong = {name for name in ("misplaced", "altered", "unanswered") if counts[name]}
+            assert not wrong, rest
         assert wait_until(lambda: not program.descendants(), GUARD_S)
