@@ -16,7 +16,7 @@ a promise was broken, and then the record, what it was told, the log around it, 
 own words are printed. Ctrl-C ends the run early, with the verdict so far; a second one ends it at once.
 
 Two ways in which librdkafka breaks what it promises are known, and the rows of confluent-kafka show them as well:
-- doubled: a partition whose request was refused (its leader has moved) while the next one was in flight makes the client
+- doubled: a request that is refused (its leader has moved) while the next one is in flight makes the client
   start a new epoch, for all partitions. What some other partition has sent without an answer is then sent again under
   that epoch, where the broker cannot know it (librdkafka #4953).
 - lost: the first request of a new producer to a partition is refused and the second, already in flight, is taken: a
