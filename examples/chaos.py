@@ -40,7 +40,7 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -61,7 +61,7 @@ ANSWER_S = 5.0  # librdkafka waits so long for a broker's answer; some freezes a
 FLUSH_S = 120.0
 SYNC_S = 180.0
 FETCH = 5000  # records taken from a consumer at once
-EXAMPLES = 5  # of each trouble that are shown in full
+EXAMPLES = 3  # of each trouble that are shown in full
 AROUND = 3  # offsets shown on either side
 WORDS = 4000  # of librdkafka's log lines that are kept for each kind
 
@@ -284,9 +284,7 @@ class Line:
 
     def _logger(self) -> logging.Logger:
         logger = logging.Logger(self.kind.name)
-        handler = logging.Handler()
-        handler.emit = lambda entry: self.words.append((self.clock.ms(), entry.getMessage()))  # type: ignore[method-assign]
-        logger.addHandler(handler)
+        logger.addHandler(Words(self))
         return logger
 
     def _transact(self, producer: Producer) -> None:
@@ -334,6 +332,17 @@ class Line:
                     return False
         self.fatal = self.fatal or f"{name} does not end"
         return False
+
+
+class Words(logging.Handler):
+    """Keeps what librdkafka says about a line's producers, with the time."""
+
+    def __init__(self, line: Line) -> None:
+        super().__init__()
+        self.line = line
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.line.words.append((self.line.clock.ms(), record.getMessage()))
 
 
 # ---- ways to produce
@@ -603,15 +612,20 @@ class Faults:
 # ---- the account
 
 
-@dataclass
 class Findings:
-    """What became of the records of one line."""
+    """What became of the records of one line: what the log holds against what the line was told."""
 
-    line: Line
-    counts: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, list[int]] = field(default_factory=dict)
-    copies: dict[int, list[tuple[str, int, int]]] = field(default_factory=dict)  # topic, partition, offset; of examples
-    said: dict[int, str] = field(default_factory=dict)  # by receipts, where the log has something else
+    def __init__(self, line: Line) -> None:
+        self.line = line
+        self.counts = Counter(line.troubles)
+        self.examples: dict[str, list[int]] = {}  # the first records of each trouble
+        self.said: dict[int, str] = {}  # by receipts, where the log has something else
+        given = len(line.told)
+        # Where the first copy of a record is, or -1; and the others.
+        self.partition = array("h", [-1]) * given
+        self.offset = array("q", [-1]) * given
+        self.more: dict[int, list[tuple[int, int]]] = {}
+        self.newest: dict[tuple[str, int], int] = {}  # acknowledged record, by topic and partition
 
     def add(self, trouble: str, number: int = -1) -> None:
         self.counts[trouble] += 1
@@ -623,105 +637,110 @@ class Findings:
     def broken(self) -> list[str]:
         return sorted(name for name in PROMISES[self.line.kind.promise] if self.counts[name])
 
+    def copies(self, number: int) -> list[tuple[int, int]]:
+        """Partition and offset of each copy in the log."""
+        if self.offset[number] < 0:
+            return []
+        return [(self.partition[number], self.offset[number]), *self.more.get(number, [])]
+
+    def see(self, message: Message) -> None:
+        """Take note of a record in the log."""
+        line, value = self.line, message.value() or b""
+        topic, partition, offset = str(message.topic()), message.partition() or 0, message.offset() or 0
+        label, _, rest = value.partition(b" ")
+        number = int(rest.split(b" ", 1)[0]) if label == line.label else -1
+        if not 0 <= number < len(line.told):
+            self.add("alien")
+            return
+        acknowledged = line.told[number] == ACKNOWLEDGED
+        if self.offset[number] >= 0:
+            self.more.setdefault(number, []).append((partition, offset))
+            self.add("doubled" if acknowledged else "doubled, not acknowledged", number)
+        else:
+            self.partition[number], self.offset[number] = partition, offset
+            newest = self.newest.get((topic, partition), -1)
+            if acknowledged and number < newest:
+                self.add("reordered", number)
+            elif acknowledged:
+                self.newest[topic, partition] = number
+        wanted, told = line.place(number), line.partition[number]
+        if topic != line.topic(number) or wanted not in (None, partition) or told not in (-1, partition):
+            self.add("misplaced", number)
+        same = value == line.value(number) and message.key() == line.key(number)
+        if line.kind.send is rich:
+            same = same and message.headers() == line.headers(number)
+            same = same and message.timestamp()[1] == line.timestamp(number)
+        if not same:
+            self.add("altered", number)
+
+    def compare(self, number: int) -> None:
+        """What a record was told with where it is."""
+        line, copies = self.line, self.copies(number)
+        told, place = line.told[number], (line.partition[number], line.offset[number])
+        if told == NOTHING:
+            self.add("unanswered", number)
+        elif told == ACKNOWLEDGED:
+            self.counts["acknowledged"] += 1
+            if not copies:
+                self.add("lost", number)
+            elif place[1] >= 0 and place not in copies:
+                self.add("wrong offset", number)
+            elif place[0] >= 0 > place[1]:
+                self.add("no offset", number)
+        elif told == ABORTED:
+            self.counts["aborted"] += 1
+            if copies:
+                self.add("aborted but seen", number)
+        elif told >= FAILED:
+            self.counts["failed"] += 1
+            self.counts[f"failed with {line.errors[told - FAILED]}"] += 1
+            if copies:
+                self.add("failed but written", number)
+
+    def compare_transaction(self, first: int, end: int, outcome: int) -> None:
+        if outcome != UNCERTAIN:
+            self.counts["committed" if outcome == ACKNOWLEDGED else "aborted transactions"] += 1
+            return
+        self.counts["transactions of unknown outcome"] += 1
+        if sum(self.offset[number] >= 0 for number in range(first, end)) not in (0, end - first):
+            self.add("torn", first)
+
+    def compare_extent(
+        self, first: int, count: int, topic: int, partition: int, records: int, low: int, high: int
+    ) -> None:
+        """What a receipt says of a partition with the records of that call which are there."""
+        line, numbers = self.line, range(first, first + count)
+        if low < 0:
+            self.add("no offset", first)
+        if low < 0 or any(number in self.more for number in numbers):
+            return  # which of the copies was told nobody can say
+        mine = [
+            self.offset[number]
+            for number in numbers
+            if line.told[number] == ACKNOWLEDGED
+            and self.partition[number] == partition
+            and line.topic(number) == line.topics[topic]
+        ]
+        if mine and (records, low, high) != (len(mine), min(mine), max(mine)):
+            self.add("wrong offset", first)
+            if first in self.examples["wrong offset"]:
+                self.said[first] = (
+                    f"its receipt says {records} records in partition {partition} from {low} to {high}, "
+                    f"the log has {len(mine)} from {min(mine)} to {max(mine)}"
+                )
+
 
 def examine(line: Line, servers: str) -> Findings:
     """Read everything back that a line has written, and compare it with what the line was told."""
-    found = Findings(line, Counter(line.troubles))
-    given = len(line.told)
-    copies = bytearray(given)
-    partitions = array("h", [-1]) * given  # of the first copy
-    offsets = array("q", [-1]) * given
-    more: dict[int, list[tuple[int, int]]] = {}  # partition and offset of later copies
-    newest: dict[tuple[str, int], int] = {}
+    found = Findings(line)
     for message in records(servers, line.topics):
-        topic, partition, offset, value = message.topic(), message.partition(), message.offset(), message.value() or b""
-        assert topic is not None
-        assert partition is not None
-        assert offset is not None
-        label, _, rest = value.partition(b" ")
-        number = int(rest.split(b" ", 1)[0]) if label == line.label else -1
-        if not 0 <= number < given:
-            found.add("alien")
-            continue
-        if copies[number]:
-            copies[number] = min(255, copies[number] + 1)
-            more.setdefault(number, []).append((partition, offset))
-            found.add("doubled" if line.told[number] == ACKNOWLEDGED else "doubled, not acknowledged", number)
-        else:
-            copies[number] = 1
-            partitions[number], offsets[number] = partition, offset
-            if line.told[number] == ACKNOWLEDGED:
-                place = topic, partition
-                if number < newest.get(place, -1):
-                    found.add("reordered", number)
-                newest[place] = max(number, newest.get(place, -1))
-        wanted = line.place(number)
-        told = line.partition[number]
-        if topic != line.topic(number) or (wanted not in (None, partition)) or (told not in (-1, partition)):
-            found.add("misplaced", number)
-        altered = value != line.value(number) or message.key() != line.key(number)
-        if line.kind.send is rich:
-            altered = altered or message.headers() != line.headers(number)
-            altered = altered or message.timestamp()[1] != line.timestamp(number)
-        if altered:
-            found.add("altered", number)
-    for number in range(given):
-        told = line.told[number]
-        if told == NOTHING:
-            found.add("unanswered", number)
-        elif told == ACKNOWLEDGED:
-            found.counts["acknowledged"] += 1
-            if not copies[number]:
-                found.add("lost", number)
-            elif line.offset[number] >= 0 and line.offset[number] != offsets[number]:
-                if (line.partition[number], line.offset[number]) not in more.get(number, ()):
-                    found.add("wrong offset", number)
-            elif line.offset[number] < 0 and line.partition[number] >= 0:
-                found.add("no offset", number)
-        elif told == ABORTED:
-            found.counts["aborted"] += 1
-            if copies[number]:
-                found.add("aborted but seen", number)
-        elif told >= FAILED:
-            found.counts["failed"] += 1
-            found.counts[f"failed with {line.errors[told - FAILED]}"] += 1
-            if copies[number]:
-                found.add("failed but written", number)
-    for first, end, outcome in line.transactions:
-        seen = sum(1 for number in range(first, end) if copies[number])
-        if outcome == UNCERTAIN:
-            found.counts["transactions of unknown outcome"] += 1
-            if seen not in (0, end - first):
-                found.add("torn", first)
-        else:
-            found.counts["committed" if outcome == ACKNOWLEDGED else "aborted transactions"] += 1
+        found.see(message)
+    for number in range(len(line.told)):
+        found.compare(number)
+    for transaction in line.transactions:
+        found.compare_transaction(*transaction)
     for at in range(0, len(line.extents), 7):
-        first, count, topic_number, partition, acknowledged, low, high = line.extents[at : at + 7]
-        mine = [
-            offsets[number]
-            for number in range(first, first + count)
-            if line.told[number] == ACKNOWLEDGED
-            and partitions[number] == partition
-            and number % len(line.topics) == topic_number
-        ]
-        if low < 0:
-            found.add("no offset", first)
-        elif any(number in more for number in range(first, first + count)):
-            pass  # which of the copies was told nobody can say
-        elif mine and (acknowledged, low, high) != (len(mine), min(mine), max(mine)):
-            found.add("wrong offset", first)
-            found.said.setdefault(
-                first,
-                f"its receipt says {acknowledged} records in partition {partition} from {low} to {high}, "
-                f"the log has {len(mine)} from {min(mine)} to {max(mine)}",
-            )
-    for known in found.examples.values():
-        for number in known:
-            if copies[number]:
-                rest = more.get(number, [])
-                found.copies[number] = [
-                    (line.topic(number), *place) for place in [(partitions[number], offsets[number]), *rest]
-                ]
+        found.compare_extent(*line.extents[at : at + 7])
     return found
 
 
@@ -808,8 +827,8 @@ def explain(found: Findings, faults: Faults, servers: str) -> None:
             print(f"    {line.describe(number)}")
             if trouble == "wrong offset" and number in found.said:
                 print(f"    {found.said[number]}")
-            places = list(found.copies.get(number, []))
-            for topic, partition, offset in places:
+            topic, places = line.topic(number), found.copies(number)
+            for partition, offset in places:
                 print(f"    lies in {topic} [{partition}] at {offset}")
             start, end = line.given_at[number] - 1000, (line.told_at[number] or faults.clock.ms()) + 1000
             for fault in faults.during(start, end):
@@ -819,16 +838,18 @@ def explain(found: Findings, faults: Faults, servers: str) -> None:
             for near in range(max(0, number - AROUND), min(len(line.told), number + AROUND + 1)):
                 print(f"      record {near}: {line.describe(near)}")
             if line.offset[number] >= 0:
-                places.append((line.topic(number), line.partition[number], line.offset[number]))
-            for topic, partition, offset in dict.fromkeys(places):
+                places.append((line.partition[number], line.offset[number]))
+            for partition, offset in dict.fromkeys(places):
                 for entry in around(servers, topic, partition, offset):
                     print(f"      {topic} [{partition}] {entry}")
             for at, text in [words for words in line.words if start <= words[0] <= end][:60]:
                 print(f"      {at / 1000:.3f} s librdkafka: {text}")
 
 
-COLUMNS = ("acknowledged", "failed", "aborted", "lost", "doubled", "reordered", "misplaced", "altered", "wrong offset")
-COLUMNS += ("no offset", "unanswered", "failed but written")
+COLUMNS = (
+    *("acknowledged", "failed", "aborted", "lost", "doubled", "reordered", "misplaced", "altered", "wrong offset"),
+    *("no offset", "unanswered", "failed but written"),
+)
 
 
 def verdict(results: list[Findings]) -> int:
