@@ -96,7 +96,7 @@ def test_what_other_threads_produce_while_it_closes_is_refused_or_has_an_outcome
                     if call == "single":
                         with contextlib.suppress(BufferError):  # all callbacks are due, and nobody else polls
                             producer.poll(0)
-                            producer.produce("t", b"v" * 50, on_delivery=lambda problem, message: told.append(problem))
+                            producer.produce("t", b"v" * 50, on_delivery=lambda *outcome: told.append(outcome[0]))
                             accepted[n] += 1
                     elif call == "bulk":
                         receipts.append(producer.produce_many("t", values))
