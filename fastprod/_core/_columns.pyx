@@ -18,9 +18,9 @@ follows it until the last record has its outcome.
 
 Arrow data is read through pyarrow's Python API alone (`buffers()` and addresses), so that a wheel built once
 works with every pyarrow. An Arrow array is not trusted: every element must lie within the array's buffers, or
-the array is refused as a whole. That takes a pass over 4 or 8 bytes of offsets per element, in one vectorised
-comparison each, or over 16 bytes of a view; the elements themselves are not looked at, and `column_get` need not
-compare anything. (`pyarrow.Array.validate()` looks at the first and the last offset only.)
+the array is refused as a whole. That takes a pass over 4 or 8 bytes of offsets per element, with one comparison
+each, or over 16 bytes of a view; the elements themselves are not looked at, and `column_get` need not compare
+anything. (`pyarrow.Array.validate()` looks at the first and the last offset only.)
 """
 
 cimport cython
@@ -617,7 +617,7 @@ cdef int64_t first_outside(
     """The first of `count` elements whose offsets are not in order within `size` bytes, with them, or -1.
 
     If none decreases, all lie between the first and the last: so the pass that is always made compares once per
-    element, without a branch, and the compiler vectorises it.
+    element, without a branch, and gcc vectorises it for 32 bits.
     """
     cdef int64_t index
     cdef bint wrong = offsets[0] < 0 or offsets[count] > size

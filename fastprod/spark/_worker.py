@@ -275,7 +275,8 @@ def write_batches(sink: Sink, batches: Iterable[pa.RecordBatch]) -> TaskReport:
             receipt = task.producer.produce_arrow(batch, sink.topic, receipt=task.receipt(sink.topic))
             task.produced(sink.topic, receipt)
         else:
-            receipt = task.producer.produce_arrow(held.watched(batch), sink.topic)
+            # Spark's reader has made the batch and nobody else has it, but what is watched is foreign memory for Arrow.
+            receipt = task.producer.produce_arrow(_bulk.Vouched(held.watched(batch)), sink.topic)
             task.produced(sink.topic, receipt)
             held.add(receipt, batch.nbytes, task.check)
 
