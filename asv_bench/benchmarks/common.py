@@ -1,10 +1,12 @@
 """What benchmarks with a broker share: a mock cluster in a process of its own, and warm producers."""
 
+from contextlib import ExitStack
+
 import numpy as np
 import pyarrow as pa
 
 from fastprod import Producer, testing
-from fastprod.cli import _load
+from fastprod.cli import _load, _scale
 
 TOPIC = "bench"
 COLUMNS = {
@@ -45,3 +47,23 @@ class WithBroker:
         """Waits for every acknowledgement; a run that lost some is not a measurement."""
         self.producer.flush()
         assert receipt.acknowledged == receipt.total, receipt.errors[:1]
+
+
+class WithStage:
+    """Base of a benchmark of what a record costs, by the code of `fastprod perf scale`: `self.stage`.
+
+    CPU time is tracked, since it moves less than the clock with what else the machine does.
+    """
+
+    timeout = 300
+
+    def open(self, brokers, topics, rtt_ms=None, **options):
+        self.stack = ExitStack()
+        self.stage = _scale.Stage(self.stack, brokers, topics, rtt_ms, **options)
+
+    def teardown(self, *params):
+        self.stack.close()
+
+    def cpu_us(self, load, call="produce_many", **options):
+        """Of a record, up to the last acknowledgement of all."""
+        return self.stage.ours(load, call, options)()[_scale.CPU.name]

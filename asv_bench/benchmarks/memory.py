@@ -1,9 +1,12 @@
 """Memory: a bulk call must stream through buffer.memory, whatever its size.
 
-A gate: the peak follows buffer.memory plus the caller's own column, not the number of records.
+Gates: the peak follows buffer.memory plus the caller's own column, not the number of records; and records that find no
+room cost next to nothing.
 """
 
 import pyarrow as pa
+
+from fastprod.cli._scale import CPU, GROWTH, rejected_rows
 
 from .common import TOPIC, WithBroker
 
@@ -26,3 +29,16 @@ class BulkBeyondTheBuffer(WithBroker):
 
     def peakmem_nothing(self, buffer_memory):
         """The same without the call, to subtract."""
+
+
+class Rejected:
+    """200,000 rows against dead brokers, in a process of its own; on Linux."""
+
+    def track_bytes_per_record(self):
+        return rejected_rows(200_000)[GROWTH.name]
+
+    def track_cpu_us_per_record(self):
+        return rejected_rows(200_000)[CPU.name]
+
+    track_bytes_per_record.unit = "bytes"
+    track_cpu_us_per_record.unit = "us"

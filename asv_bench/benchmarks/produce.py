@@ -3,7 +3,7 @@
 `Append` and `Single` are gates; `Ratio` informs, since the rival's figure moves with its releases.
 """
 
-from fastprod._core import _accumulator
+from fastprod._core._shim import Accumulator
 from fastprod.cli import _load
 
 from .common import TOPIC, WithBroker
@@ -19,9 +19,7 @@ class Append:
     number = 1  # with a setup() before each
 
     def setup(self, policy, partitions):
-        self.accumulator = _accumulator.Accumulator(
-            partitions, policy=policy, sticky_bytes=65536, buffer_memory=256 << 20, seed=1
-        )
+        self.accumulator = Accumulator(partitions, policy=policy, sticky_bytes=65536, buffer_memory=256 << 20, seed=1)
         self.value = bytes(100)
 
     def time_append_10000(self, policy, partitions):

@@ -1,10 +1,12 @@
 """What it costs to decide where a key-less record goes, by the number of partitions.
 
 Both are gates: a decision falls at every switch of partition (or every record, with partial round robin), a rebuild of
-the load table every few milliseconds while records come in. They run the accumulator's own functions.
+the load table every few milliseconds while records come in, most of all while brokers are stuck. They run the
+accumulator's own functions.
 """
 
 from fastprod._core._shim import Accumulator
+from fastprod.cli._scale import rebuild_ms
 
 PARTITIONS = (10, 100, 1000, 10_000)
 DECISIONS = 10_000
@@ -59,6 +61,18 @@ class Rebuild:
 
     def time_rebuild_100(self, partitions):
         self.accumulator.rebuild_many(REBUILDS)
+
+
+class RebuildStuck:
+    """The same while partitioner.availability.timeout.ms is over for every partition."""
+
+    params = (1000, 8000)
+    param_names = ("partitions",)
+
+    def track_rebuild_ms(self, partitions):
+        return rebuild_ms(partitions)
+
+    track_rebuild_ms.unit = "ms"
 
 
 class Memory:

@@ -49,7 +49,7 @@ RTT_MS = 20
 SILENT_MS = 10_000  # round trips of brokers that are not to answer during a measurement
 LARGE = {"message.max.bytes": 2_000_000}  # a value of 1 MB and what is around it
 UNBOUND = 10_000_000  # messages: more than any run has
-GROWN = 2 << 30  # bytes after which nobody needs to see more of a memory that grows
+GROWN = 1 << 30  # bytes after which nobody needs to see more of a memory that grows
 MIXED = (100, 1000)  # bytes: some of these values are copied, some are not
 PLAIN = 500
 
@@ -293,6 +293,7 @@ def sizes(stack: ExitStack, amounts: Amounts) -> list[Case]:
         records = max(1, min(amounts.records, amounts.size // size))
         load = Load("bench", records, _load.make_block(records, size), warmup=min(amounts.warmup, records))
         cases.append(Case("sizes", f"values of {_bytes(size)}", {RATE: None}, stage.ours(load), stage.confluent(load)))
+    stage = Stage(stack, 1, {"bench": 4})
     mixed, plain = mixed_block(amounts.size // 4), plain_block(amounts.size // 4)
     first = f"the same bytes at {PLAIN} B"
     for name, block, bar in (
@@ -488,8 +489,9 @@ def longest_hold_ms(stage: Stage, count: int) -> float:
 
     Another thread calls produce() all the time. How long that has to wait is told in the caller's CPU time, which does
     not grow with what else runs on the machine. The lock is not fair: whoever waits is woken when it is let go and may
-    find it taken again, so the wait is divided by how often it was put to sleep. Where the system allows it, that
-    thread goes before all others; else it may be late, and the figure too high.
+    find it taken again, so a wait is divided by how often the thread was put to sleep; in a call of equal values holds
+    are equal too. Where the system allows it, that thread goes before all others; else it may be late, and the figure
+    too high.
     """
     import numpy as np
 
@@ -570,14 +572,14 @@ def rejected_rows(rows: int) -> dict[str, float]:
 
 
 def _reject(rows: int) -> None:
-    """Hands in a tenth at a time, all for one receipt, of which the caller keeps hold."""
+    """Hands in many at a time, all for one receipt, of which the caller keeps hold."""
     import numpy as np
 
     from fastprod.producer import Producer
 
     options = {"buffer.memory": 65536, "max.block.ms": 0, "error_cb": lambda error: None}
     producer = Producer({**configuration("127.0.0.1:1", {}), **options})
-    step = max(1, rows // 10)
+    step = min(rows // 10, _load.BLOCK)
     values = np.full(step, b"v" * 20)
     first = producer.produce_many("bench", values)  # the buffer and all that is made once
     memory, cpu = _peak(), time.process_time()
@@ -600,7 +602,7 @@ def _peak() -> int:
 
 
 def _producer(stage: Stage, options: Config) -> Any:
-    """One of ours that is connected to every partition of the stage's topic."""
+    """One of ours that is connected and knows the stage's topic."""
     producer = _load.OURS.connect({**stage.conf, **options})
     producer.produce("bench", b"warm")
     if producer.flush(_load.ANSWER_S):
