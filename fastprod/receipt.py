@@ -1,5 +1,7 @@
 """What a Receipt is made of."""
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError
@@ -24,15 +26,26 @@ class FailedRecord(NamedTuple):
     record: Record | None
 
 
-class Extent(NamedTuple):
-    """What a call wrote to one partition.
-
-    `first` and `last` are the lowest and highest offset that brokers told, None where they told none (acks=0).
-    `unknown` records are among `records` though their offsets were not told: a broker that had a batch already, because
-    its first answer was lost, may only say so. Then `first` and `last` may not cover everything.
-    """
-
+class _Offsets(NamedTuple):
     records: int
     first: int | None
     last: int | None
+
+
+class Extent(_Offsets):
+    """What a call wrote to one partition: (records, first, last).
+
+    `first` and `last` are the lowest and highest offset that brokers told, None where they told none (acks=0).
+    `unknown` says how many of the records have offsets that were not told: a broker that had a batch already, because
+    its first answer was lost, may only say so. Then `first` and `last` may not cover everything.
+    """
+
     unknown: int = 0
+
+    def __new__(cls, records: int, first: int | None, last: int | None, unknown: int = 0) -> Extent:
+        made = super().__new__(cls, records, first, last)
+        made.unknown = unknown
+        return made
+
+    def __repr__(self) -> str:
+        return f"Extent(records={self.records}, first={self.first}, last={self.last}, unknown={self.unknown})"
