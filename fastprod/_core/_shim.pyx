@@ -227,7 +227,10 @@ cdef class Accumulator:
 
     def weight(self, int32_t partition):
         """The share that the load table gives a partition."""
-        cdef double* weights = <double*>malloc(self.topic.partitions * sizeof(double))
+        cdef double* weights
+        if not 0 <= partition < self.topic.partitions:
+            return 0.0
+        weights = <double*>malloc(self.topic.partitions * sizeof(double))
         if weights == NULL:
             raise MemoryError()
         weights_of(self.topic, weights, self.topic.partitions)
