@@ -78,7 +78,7 @@ cdef extern from * nogil:
     """
     /* The client that confluent_kafka.Producer() is making on this thread, for the plugin hook below. */
     static __thread void *fp_newborn;
-    /* Set while this thread gives librdkafka a single record: if it is refused, the call says so, and the
+    /* Set while this thread gives records to librdkafka: if one is refused, the call says so, and the
        acknowledgement that librdkafka makes of it first is not needed. */
     static __thread int fp_handing_over;
     static int fp_is_handing_over(void) { return fp_handing_over; }

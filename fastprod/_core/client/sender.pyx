@@ -19,7 +19,7 @@ cdef int _send_batch(client_t* client, lane_t* lane, chunk_t* chunk, uint32_t st
     cdef rd_kafka_message_t* messages = client.scratch
     cdef rd_kafka_message_t* message
     cdef slot_t* slot
-    cdef uint32_t i, n = end - start
+    cdef uint32_t i, taken, n = end - start
     cdef int32_t partition = lane.partition
     for i in range(n):
         slot = slot_at(chunk, start + i)
@@ -29,7 +29,10 @@ cdef int _send_batch(client_t* client, lane_t* lane, chunk_t* chunk, uint32_t st
         message.key = <void*>slot.key
         message.key_len = slot.key_size
         message._private = token_of(chunk, start + i)
-    if <uint32_t>rdkafka.produce_batch(<rd_kafka_topic_t*>lane.topic.handle, partition, 0, messages, n) == n:
+    fp_hand_over(1)
+    taken = <uint32_t>rdkafka.produce_batch(<rd_kafka_topic_t*>lane.topic.handle, partition, 0, messages, n)
+    fp_hand_over(0)
+    if taken == n:
         return 0
     for i in range(n):
         if messages[i].err == ERR__QUEUE_FULL:

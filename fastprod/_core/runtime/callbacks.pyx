@@ -169,7 +169,7 @@ cdef int64_t deliver(Runtime self, chunk_t* chunk, list errors) except -1:
     cdef int32_t error_code
     cdef uint32_t i
     label = <object>topic.label
-    while not last:
+    while not last and chunk.delivered < chunk.count:
         i = chunk.delivered
         chunk.delivered += 1
         slot = slot_at(chunk, i)
