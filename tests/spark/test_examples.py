@@ -26,6 +26,7 @@ def test_the_bulk_export(tmp_path) -> None:
     assert "orders" in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.long
 def test_an_example_in_a_source_folder_that_is_not_built(tmp_path) -> None:
     """Workers start in the current folder; they must not import what lies there."""
     source = EXAMPLES.parent
@@ -47,6 +48,7 @@ def test_the_log_through_map_partitions() -> None:
     assert re.search(r"^alerts \[0\]", output, re.MULTILINE)
 
 
+@pytest.mark.long
 def test_the_stream_that_is_stopped_and_restarted(kafka_cluster, topic) -> None:
     kafka_cluster.create_topic(topic, 3)
     output = run(

@@ -83,9 +83,7 @@ def test_one_slow_partition_does_not_keep_all_batches(spark, tmp_path, monkeypat
     check(notes, 32 * MB)
 
 
-@pytest.mark.skipif(
-    os.environ.get("FASTPROD_LONG_TESTS", "0") in ("", "0"), reason="takes minutes: set FASTPROD_LONG_TESTS=1"
-)
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("slow_ms", [200, 3000])
 def test_three_gigabytes_through_slow_brokers(spark, tmp_path, monkeypatch, slow_ms) -> None:

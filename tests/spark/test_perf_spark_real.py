@@ -113,6 +113,7 @@ def test_a_table_from_a_broker_of_its_own(topic):
     assert "2,000 rows of 7 B (400 for foreach), 1 core for Spark" in caption
 
 
+@pytest.mark.long
 def test_rows_that_are_refused(kafka_cluster, topic):
     kafka_cluster.create_topic(topic, config={"max.message.bytes": 200})
     done = perf_spark(
@@ -134,6 +135,7 @@ def test_rows_that_do_not_fit_into_memory(kafka_cluster, topic):
     assert done.stderr.startswith("Error: 2,000,000 rows of 100 bytes do not fit into Spark's memory of 500m: give")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_ctrl_c_leaves_whole_rounds_and_no_process(kafka_cluster, topic):
     kafka_cluster.create_topic(topic)
