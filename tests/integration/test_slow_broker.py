@@ -17,6 +17,7 @@ from fastprod.testing import KafkaCluster
 EXAMPLE = Path(__file__).parents[2] / "examples" / "slow_broker.py"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("kafka_available")
 def test_the_example_sends_slow_brokers_less_and_loses_nothing() -> None:
     done = run(EXAMPLE, "--seconds", "6")

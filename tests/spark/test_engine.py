@@ -28,6 +28,7 @@ def interrupted_in_a_call(spark) -> pytest.ExceptionInfo[TimeIsOver]:
         signal.signal(signal.SIGUSR1, old)
 
 
+@pytest.mark.long
 def test_a_test_interrupted_in_a_call_leaves_a_sound_spark_to_the_next(spark_engine) -> None:
     first = spark_engine.sound()
     assert spark_engine.sound() is first  # one for all

@@ -42,6 +42,7 @@ def test_an_example_in_a_source_folder_that_is_not_built(tmp_path) -> None:
     assert "2,000 orders read, 2,000 acknowledged" in done.stdout, done.stderr
 
 
+@pytest.mark.long
 def test_the_log_through_map_partitions() -> None:
     output = run("spark_map_partitions.py", "--lines", "20000")
     assert output.startswith("20,000 records")

@@ -72,6 +72,7 @@ def check(notes: list[dict], memory: int) -> None:
         assert note["grown"] <= memory + note["batch"] + 100 * MB, notes
 
 
+@pytest.mark.long
 def test_one_slow_partition_does_not_keep_all_batches(spark, tmp_path, monkeypatch) -> None:
     """Small batches, so that a few hundred megabytes tell."""
     size = "spark.sql.execution.arrow.maxBytesPerBatch"

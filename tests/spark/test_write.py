@@ -211,6 +211,7 @@ def test_errors_name_topic_and_number(kafka_cluster, topic, by) -> None:
     assert missing == f"Local: Unknown topic: topic '{topic}-missing' (2 times)"
 
 
+@pytest.mark.long
 def test_a_thousand_partitions(spark, kafka_cluster, topic) -> None:
     kafka_cluster.create_topic(topic, 4)
     df = spark.range(0, 20_000, 1, 1000).selectExpr("cast(id AS string) AS value")
