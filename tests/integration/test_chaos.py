@@ -19,6 +19,9 @@ from fastprod.testing import KafkaCluster
 EXAMPLE = Path(__file__).parents[2] / "examples" / "chaos.py"
 
 
+pytestmark = pytest.mark.long  # the account is made by real brokers
+
+
 @pytest.fixture(scope="module")
 def chaos() -> ModuleType:
     spec = importlib.util.spec_from_file_location("chaos", EXAMPLE)

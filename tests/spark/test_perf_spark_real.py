@@ -58,6 +58,7 @@ def values(cluster: KafkaCluster, topic: str) -> Counter[bytes]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("sink_available")
 def test_side_by_side(kafka_cluster, topic):
     done = perf_spark(

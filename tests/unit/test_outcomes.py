@@ -137,6 +137,7 @@ def test_librdkafkas_partitioners_place_odd_keys_as_librdkafka_does(mock_cluster
 @pytest.mark.mock_cluster(brokers=1, topics={"many": 13})
 @pytest.mark.parametrize("name", ["consistent_random", "murmur2_random", "fnv1a_random", "random"])
 def test_records_without_a_key_are_spread(mock_cluster: MockCluster, name: str) -> None:
-    with Producer(conf(mock_cluster, partitioner=name, **{"sticky.batch.size": 1})) as producer:
+    options = {"sticky.batch.size": 1, "partitioner.adaptive.partitioning.enable": False}
+    with Producer(conf(mock_cluster, partitioner=name, **options)) as producer:
         producer.produce_many("many", [b"v"] * 1300, [b"same"] * 1300 if name == "random" else None)
     assert all(high == 100 for _, high in mock_cluster.watermarks("many").values())
