@@ -173,7 +173,8 @@ def test_an_rdd_whose_input_fails_with_sparks_own_retry(spark, kafka_cluster, to
     rdd = failing(spark, always=False).rdd.map(lambda row: row.value)
     writer = partition_writer(settings(kafka_cluster), topic, chunk=500, exactly_once="task", job_id=topic)
     report = ExportReport.of(rdd.mapPartitions(writer).collect())
-    assert (report.records, report.tasks[1].attempt, report.skipped) == (ROWS, 1, 0)
+    assert (report.records, report.skipped) == (ROWS, 0)
+    assert report.tasks[1].attempt >= 1  # a first attempt that opens its transaction late fences the second: a third is due
     all_there(kafka_cluster, topic)
 
 
