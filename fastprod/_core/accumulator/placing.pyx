@@ -128,9 +128,11 @@ cdef int _place(accumulator_t* acc, lane_t* lane, record_t* record) noexcept nog
         fp_store64(&lane.progress_us, chunk.created_us)
     lane.in_records += 1
     lane.in_bytes += size + key_size
-    if acc.place_us and not undecided:  # has waited for metadata, perhaps flushed meanwhile: no linger on top
+    if undecided:
+        return APPEND_OK
+    if acc.place_epoch != acc.epoch:  # waited for metadata, and somebody has flushed meanwhile
         _enlist(acc, lane, LIST_READY)
-    elif lane.where == LIST_NONE and not undecided:
+    elif lane.where == LIST_NONE:
         lane.first_us = fp_now_us()
         lane.retry_us = 0
         _enlist(acc, lane, LIST_LINGER if acc.linger_us else LIST_READY)
