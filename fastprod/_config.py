@@ -36,6 +36,7 @@ LIBRDKAFKA_HASHES = {
 DEFAULT_STICKY_BYTES = 16384
 DEFAULT_BUFFER_MEMORY = 32 << 20  # as Java; larger buffers fall out of the CPU caches and cost throughput
 DEFAULT_LINGER_MS = 5.0
+HAND_OVER_MS = 0.5  # how long librdkafka waits for the rest of a hand-over
 DEFAULT_MAX_RECORD_BYTES = 1_000_000
 # How often librdkafka tells how many records of which partition it has sent again: nothing else does. Its report takes
 # about a kilobyte per partition of the topic.
@@ -77,6 +78,10 @@ class Settings:
     metadata_propagation_ms: float = 30_000
     transactional: bool = False
     no_offsets: bool = False  # brokers do not answer: acks=0
+    idempotent: bool = True
+    strict: bool = False  # a record that fails ends its partition
+    request_bytes: int = 1_000_000  # what librdkafka puts into a request at most
+    request_records: int = 10_000
     on_delivery: Callable[..., Any] | None = None
     error_cb: Callable[..., Any] | None = None
     stats_cb: Callable[..., Any] | None = None
@@ -138,6 +143,16 @@ def _idempotence_fits(conf: Mapping[str, Any]) -> bool:
     )
 
 
+def _lingers(settings: Settings) -> tuple[float, float]:
+    """How long the accumulator waits, and librdkafka, in ms.
+
+    librdkafka begins to send with the first record that it gets. A little patience lets it see all of what we hand
+    over: then that is one request.
+    """
+    below = min(HAND_OVER_MS, settings.linger_ms / 4) if settings.idempotent else 0
+    return settings.linger_ms - below, below
+
+
 def _no_error_cb(error: KafkaError) -> None:
     """Stands in where the user has none."""
 
@@ -168,6 +183,7 @@ def split(config: Mapping[str, Any], plugin: str) -> tuple[Settings, dict[str, A
     settings.adaptive = _flag(conf, "partitioner.adaptive.partitioning.enable", True)
     settings.ignore_keys = _flag(conf, "partitioner.ignore.keys", False)
     settings.only_errors = _flag(conf, "delivery.report.only.error", False)
+    settings.strict = _flag(conf, "strict.order", False)
     refresh = _number(conf, "topic.metadata.refresh.interval.ms", 300_000, -1, 3_600_000)
     settings.metadata_refresh_ms = refresh if refresh > 0 else 3_600_000
     settings.metadata_propagation_ms = _number(conf, "topic.metadata.propagation.max.ms", 30_000, 0, 3_600_000)
@@ -217,6 +233,7 @@ def split(config: Mapping[str, Any], plugin: str) -> tuple[Settings, dict[str, A
         "buffer.memory",
         "max.block.ms",
         "sticky.batch.size",
+        "strict.order",
         "partitioner.adaptive.partitioning.enable",
         "partitioner.availability.timeout.ms",
         "partitioner.ignore.keys",
@@ -227,7 +244,15 @@ def split(config: Mapping[str, Any], plugin: str) -> tuple[Settings, dict[str, A
         conf.pop(key, None)
     if _idempotence_fits(conf):
         conf.setdefault("enable.idempotence", True)
-    conf["linger.ms"] = 0  # served once, by the accumulator
+    settings.idempotent = settings.transactional or _flag(conf, "enable.idempotence", False)
+    settings.request_bytes = min(settings.max_record_bytes, _number(conf, "batch.size", 1_000_000, 1, 2**31 - 1))
+    settings.request_records = _number(conf, "batch.num.messages", 10_000, 1, 1_000_000)
+    settings.linger_ms, conf["linger.ms"] = _lingers(settings)
+    if settings.strict:
+        if settings.transactional or not settings.idempotent:
+            why = "transactions are all or nothing already" if settings.transactional else "needs enable.idempotence"
+            raise _fail("strict.order", True, why)
+        conf["message.timeout.ms"] = 0  # ours counts: librdkafka's would number all partitions anew
     # buffer.memory is the bound; librdkafka's own limits would only refuse what we have already admitted.
     conf.setdefault("queue.buffering.max.messages", 10_000_000)
     conf.setdefault("queue.buffering.max.kbytes", 2_147_483_647)

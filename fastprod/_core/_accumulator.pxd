@@ -51,6 +51,7 @@ cdef enum:
     LIST_NONE = 0
     LIST_LINGER = 1
     LIST_READY = 2
+    LIST_HELD = 3         # librdkafka has a request's worth of the lane: one at a time
 
 ctypedef struct slot_t:       # one record in a chunk
     const char* payload       # in the chunk, or in a pinned buffer of the caller; NULL = null value
@@ -157,6 +158,7 @@ ctypedef struct outlet_t:     # one broker: the lanes that it leads, and how man
     int32_t broker            # -1: lanes without a leader
     list_t lingering          # by age
     list_t ready
+    list_t held               # wait for what librdkafka has of them
     list_t out                # those handed over, the first one longest ago
     int32_t out_count
     bint spent                # the credit is used up, and not half of it back
@@ -171,6 +173,8 @@ ctypedef struct lane_t:
     chunk_t* tail
     link_t link
     int where                 # LIST_*: which list of the outlet's it is linked in
+    bint due                  # held, but it would be ready
+    bint broken               # a record has failed, and the producer is strict: no later one may be written
     int64_t first_us          # when the oldest waiting record came
     int64_t retry_us          # not before: librdkafka's queue was full
     # the batch as Java would build it: decides when the lane is ready and when to switch
@@ -327,6 +331,9 @@ ctypedef struct accumulator_t:
     outlet_t* outlets         # owned
     outlet_t* turn            # whose lanes are looked at next
     int32_t credit            # lanes of a broker that librdkafka may have at a time
+    bint strict               # a record that fails ends its partition
+    int64_t request_bytes     # what librdkafka puts into one request of a partition; 0 = as many requests as it likes
+    int64_t request_records
     chunk_t* deliveries       # chunks with callbacks to run
     chunk_t* last_delivery
     int64_t callbacks_due
@@ -387,6 +394,9 @@ cdef inline void count_settled(lane_t* lane, slot_t* slot, bint failed) noexcept
     if failed:
         lane.failed_records += 1
         lane.failed_bytes += size
+
+cdef inline bint is_broken(lane_t* lane) noexcept nogil:
+    return lane.broken or lane.topic.undecided.broken  # which partition those would have gone to is not known
 
 cdef inline slot_t* slot_at(chunk_t* chunk, uint32_t i) noexcept nogil:
     return <slot_t*>(<char*>chunk + sizeof(chunk_t) + chunk.capacity - (i + 1) * chunk.stride)

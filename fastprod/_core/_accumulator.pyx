@@ -54,6 +54,8 @@ cdef enum:
     CATCH_UP = 64                         # sticky bounds that a partition may be behind when they are even again
     START_US = 2000000                    # after which a lane's queue counts in any case
     CREDIT_US = 200000                    # a lane that librdkafka has had for so long does not count any more
+    MAX_STEPS = 64                        # looking for a lane's place by age
+    RECORD_BYTES = 36                     # at most around key and value in a request, headers apart
     GRANT_BYTES = 262144                  # what a thread waits for when memory is short: a full chunk of small records
 
 cdef uint32_t* CLASS_BYTES = [2048, 8192, 32768, 65536]  # whole allocations, header included

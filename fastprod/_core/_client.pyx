@@ -31,6 +31,7 @@ from fastprod._core._accumulator cimport (
     headers_head,
     headers_t,
     index_of,
+    is_broken,
     lane_t,
     next_deadline,
     next_ready,

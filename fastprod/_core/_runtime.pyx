@@ -233,6 +233,10 @@ cdef class Runtime:
         acc.limit = settings.buffer_memory
         acc.record_overhead = MESSAGE_OVERHEAD
         acc.credit = CREDIT
+        acc.strict = settings.strict
+        if settings.idempotent:
+            acc.request_bytes = settings.request_bytes * 9 // 10
+            acc.request_records = settings.request_records
         acc.random.state = settings.seed
         accumulator_init(acc)
         fp_cond_init(&self.client.scout_wake)
@@ -509,6 +513,12 @@ cdef class Runtime:
             trouble = self.trouble()
             if trouble:
                 return KafkaError(code, f"{rdkafka.err2str(code).decode()}: {trouble}")
+        if code == ERR__GAPLESS_GUARANTEE and self.client.acc.strict:
+            return KafkaError(
+                code,
+                "an earlier record of the partition failed, and strict.order lets none overtake it: make a new producer "
+                "and go on from the first record that failed",
+            )
         return KafkaError(code)
 
     cpdef int check_access(self) except -1:

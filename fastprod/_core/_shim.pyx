@@ -70,6 +70,7 @@ cdef class Accumulator:
         self, int32_t partitions, *, policy="uniform", int64_t sticky_bytes=16384, int64_t buffer_memory=32 << 20,
         double linger_ms=0, bint adaptive=True, bint replay=False, int64_t seed=0,
         double availability_timeout_ms=0, bint ignore_keys=False, leaders=None, int32_t limit=1, int64_t failing_opens=0,
+        int64_t request_bytes=0, int64_t request_records=10000,
     ):
         memset(&self.acc, 0, sizeof(accumulator_t))
         self.acc.policy = POLICIES[policy]
@@ -83,6 +84,8 @@ cdef class Accumulator:
         self.acc.partial_seed = <uint64_t>seed
         self.acc.failing_opens = failing_opens
         self.acc.credit = partitions + 1
+        self.acc.request_bytes = request_bytes
+        self.acc.request_records = request_records
         self.acc.random.counting = replay
         self.acc.random.state = <uint64_t>seed
         accumulator_init(&self.acc)

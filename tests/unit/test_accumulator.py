@@ -276,6 +276,84 @@ def test_purge_drops_what_waits_and_nothing_else() -> None:
     assert (accumulator.records, accumulator.used) == (0, 0)
 
 
+# ---- one request of a partition at a time
+
+
+def test_a_lane_that_is_out_is_held_until_all_of_it_is_back() -> None:
+    accumulator = Accumulator(2, request_bytes=900_000)
+    accumulator.append(b"a", None, 0)
+    assert accumulator.take() == [(0, [(None, b"a")])]
+    accumulator.append(b"b", None, 0)
+    accumulator.append(b"c", None, 1)
+    assert accumulator.take() == [(1, [(None, b"c")])]
+    accumulator.append(b"d", None, 0)
+    accumulator.acknowledge(1)
+    assert accumulator.take() == []
+    accumulator.acknowledge(0)
+    assert accumulator.take() == [(0, [(None, b"b"), (None, b"d")])]
+    accumulator.acknowledge(0)
+    assert (accumulator.records, accumulator.used) == (0, 0)
+
+
+@pytest.mark.parametrize("value", [b"x" * 10, b"x" * 1000, b"x" * 300_000])
+@pytest.mark.parametrize("limit", [{"request_bytes": 200_000}, {"request_bytes": 900_000, "request_records": 7}])
+def test_a_hand_over_is_one_request(value: bytes, limit: dict[str, int]) -> None:
+    accumulator = Accumulator(1, **limit)
+    total = 60 if len(value) > 1000 else 3000
+    for number in range(total):
+        accumulator.append(b"%d" % number + value, None, 0)
+    seen: list[bytes | None] = []
+    while batch := accumulator.take():
+        assert len(batch) == 1
+        records = [value for _, value in batch[0][1]]
+        seen += records
+        bytes_ = sum(len(record or b"") for record in records)
+        assert len(records) == 1 or bytes_ <= limit["request_bytes"]
+        assert len(records) <= limit.get("request_records", 10_000)
+        accumulator.acknowledge(0)
+    assert seen == [b"%d" % number + value for number in range(total)]
+    assert (accumulator.records, accumulator.used) == (0, 0)
+
+
+def test_what_is_held_goes_on_lingering_in_order_of_age() -> None:
+    accumulator = Accumulator(3, linger_ms=300, sticky_bytes=1000, request_bytes=900_000, leaders=[1, 1, 1])
+    accumulator.append(b"first", None, 0)
+    assert [partition for partition, _ in accumulator.take()] == [0]
+    for partition in range(3):
+        accumulator.append(b"young", None, partition)
+    accumulator.acknowledge(0)
+    assert accumulator.take(everything=False) == []
+    time.sleep(0.35)
+    assert [partition for partition, _ in accumulator.take(everything=False)] == [0, 1, 2]
+
+
+def test_what_is_held_is_ready_when_its_batch_is_full() -> None:
+    accumulator = Accumulator(1, linger_ms=60_000, sticky_bytes=1000, request_bytes=900_000)
+    accumulator.append(b"first", None, 0)
+    accumulator.take()
+    for _ in range(20):
+        accumulator.append(b"x" * 100, None, 0)
+    assert accumulator.take(everything=False) == []
+    accumulator.acknowledge(0)
+    assert len(delivered(accumulator.take(everything=False))[0]) == 20
+
+
+def test_what_is_held_can_be_purged_and_changes_brokers() -> None:
+    accumulator = Accumulator(1, request_bytes=900_000)
+    accumulator.append(b"sent", None, 0)
+    accumulator.take()
+    accumulator.append(b"held", None, 0)
+    accumulator.set_partitions(1, [5])
+    assert accumulator.take() == []
+    assert accumulator.purge() == 1
+    accumulator.append(b"later", None, 0)
+    assert accumulator.take() == []
+    accumulator.acknowledge(0)
+    assert accumulator.take() == [(0, [(None, b"later")])]
+    accumulator.acknowledge(0)
+    assert (accumulator.records, accumulator.used) == (0, 0)
+
+
 def test_a_broker_that_takes_nothing_is_left_out() -> None:
     """partitioner.availability.timeout.ms: partitions 0 and 1 are on broker 7, which acknowledges nothing."""
     accumulator = Accumulator(

@@ -3,6 +3,10 @@
 # librdkafka sends one partition per request and looks at every partition of a broker whenever it wakes. Giving it more
 # lanes than it has requests to send only makes batches small: so each broker has some credit, and lanes beyond it stay
 # here and grow.
+#
+# Of a partition, an idempotent producer has one request on its way at a time. When a broker refuses one and takes the
+# next, librdkafka numbers all partitions anew and repeats what is unanswered (twice in the log), or takes the second
+# answer for the first as well (lost). A lane that is out is held until librdkafka has given everything back.
 
 cdef inline link_t* _link(lane_t* lane, bint out) noexcept nogil:
     return &lane.out_link if out else &lane.link
@@ -19,6 +23,17 @@ cdef void _push(list_t* list, lane_t* lane, bint out) noexcept nogil:
     list.tail = lane
 
 
+cdef void _insert(list_t* list, lane_t* lane, lane_t* before) noexcept nogil:
+    """Behind `before`, which is not the last; NULL: in front."""
+    lane.link.previous = before
+    lane.link.next = list.head if before == NULL else before.link.next
+    lane.link.next.link.previous = lane
+    if before == NULL:
+        list.head = lane
+    else:
+        before.link.next = lane
+
+
 cdef void _remove(list_t* list, lane_t* lane, bint out) noexcept nogil:
     cdef link_t* link = _link(lane, out)
     if link.previous != NULL:
@@ -32,22 +47,57 @@ cdef void _remove(list_t* list, lane_t* lane, bint out) noexcept nogil:
     link.previous = link.next = NULL
 
 
+cdef inline list_t* _list(lane_t* lane, int where) noexcept nogil:
+    if where == LIST_LINGER:
+        return &lane.outlet.lingering
+    return &lane.outlet.ready if where == LIST_READY else &lane.outlet.held
+
+
 cdef void _unlist(lane_t* lane) noexcept nogil:
     if lane.where != LIST_NONE:
-        _remove(&lane.outlet.lingering if lane.where == LIST_LINGER else &lane.outlet.ready, lane, False)
+        _remove(_list(lane, lane.where), lane, False)
         lane.where = LIST_NONE
+        lane.due = False
 
 
 cdef void _enlist(accumulator_t* acc, lane_t* lane, int where) noexcept nogil:
-    cdef list_t* list = &lane.outlet.lingering if where == LIST_LINGER else &lane.outlet.ready
-    if lane.where == where:
+    cdef list_t* list
+    cdef bint due = where == LIST_READY or lane.due
+    if acc.request_bytes and lane.chunks_out and not is_broken(lane):
+        where = LIST_HELD
+    list = _list(lane, where)
+    if lane.where != where:
+        _unlist(lane)
+        _push(list, lane, False)
+        lane.where = where
+    lane.due = due
+    if where == LIST_HELD:
         return
-    _unlist(lane)
-    _push(list, lane, False)
-    lane.where = where
     # The sender sleeps until the first linger deadline it knows of: tell it of an earlier one.
     if acc.sender_waiting and (where == LIST_READY or list.head == lane):
         pthread_cond_signal(&acc.work)
+
+
+cdef void _release(accumulator_t* acc, lane_t* lane) noexcept nogil:
+    """What librdkafka had of a lane is back: the next of it lingers on, or is due."""
+    cdef list_t* lingering = &lane.outlet.lingering
+    cdef lane_t* before = lingering.tail
+    cdef int steps = 0
+    if lane.due or lane.first_us + acc.linger_us <= fp_now_us():
+        _enlist(acc, lane, LIST_READY)
+        return
+    while before != NULL and before.first_us > lane.first_us and steps < MAX_STEPS:
+        before = before.link.previous
+        steps += 1
+    if steps == MAX_STEPS:
+        _enlist(acc, lane, LIST_READY)  # a little early
+        return
+    _unlist(lane)
+    if before == lingering.tail:
+        _push(lingering, lane, False)
+    else:
+        _insert(lingering, lane, before)
+    lane.where = LIST_LINGER
 
 
 cdef outlet_t* _outlet_of(accumulator_t* acc, int32_t broker) noexcept nogil:
@@ -101,23 +151,34 @@ cdef int _lead(accumulator_t* acc, lane_t* lane, int32_t broker) noexcept nogil:
 
 
 cdef chunk_t* detach(accumulator_t* acc, lane_t* lane) noexcept nogil:
-    """Takes all waiting chunks of a lane for hand-over; the lane then has no batch."""
+    """Takes the waiting chunks of a lane for hand-over: all, or what makes one request."""
     cdef chunk_t* chunks = lane.head
     cdef chunk_t* chunk = chunks
-    cdef chunk_t* last = lane.tail
+    cdef chunk_t* last = NULL
+    cdef int64_t bytes = 0, records = 0
     _unlist(lane)
-    lane.head = lane.tail = NULL
-    lane.batch_open = False
-    if last != NULL:
-        _seal(acc, last)
-        # Lanes that end their linger with little in the chunk go on with smaller ones.
-        if chunks == last and lane.size_class > 0 and last.used + last.count * last.stride < last.capacity >> 2:
-            lane.size_class -= 1
     while chunk != NULL:
+        bytes += bytes_on_wire(acc, chunk)
+        records += chunk.count
+        if last != NULL and acc.request_bytes and (bytes > acc.request_bytes or records > acc.request_records):
+            break
+        last = chunk
         chunk.handed = 1
         acc.flying += chunk.charge
         lane.chunks_out += 1
         chunk = chunk.next
+    lane.head = chunk
+    last.next = NULL
+    if chunk == NULL:
+        lane.tail = NULL
+        lane.batch_open = False
+        _seal(acc, last)
+        # Lanes that end their linger with little in the chunk go on with smaller ones.
+        if chunks == last and lane.size_class > 0 and last.used + last.count * last.stride < last.capacity >> 2:
+            lane.size_class -= 1
+    else:
+        lane.first_us = chunk.created_us
+        _enlist(acc, lane, LIST_READY)
     if not lane.counted:
         lane.out_us = fp_now_us()
         _count_out(acc, lane, True)
@@ -132,6 +193,8 @@ cdef void chunk_returned(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
     chunk.handed = 0
     acc.flying -= chunk.charge
     lane.chunks_out -= 1
+    if lane.chunks_out == 0 and lane.where == LIST_HELD:
+        _release(acc, lane)
     if lane.chunks_out == 0 and lane.counted:
         _count_out(acc, lane, False)
         if acc.sender_waiting and not lane.outlet.spent and (lane.outlet.ready.head != NULL or lane.outlet.lingering.head != NULL):
@@ -211,19 +274,24 @@ cdef int64_t next_deadline(accumulator_t* acc, int64_t now) noexcept nogil:
     return due
 
 
+cdef void _seal_list(accumulator_t* acc, list_t* list) noexcept nogil:
+    cdef lane_t* lane = list.head
+    while lane != NULL:
+        lane.batch_open = False
+        lane.due = True
+        _seal(acc, lane.tail)
+        lane = lane.link.next
+
+
 cdef void seal_all(accumulator_t* acc) noexcept nogil:
     """Flush: everything that waits is due now, and later records start new chunks."""
-    cdef lane_t* lane
     cdef topic_t* topic = acc.topics
     cdef outlet_t* outlet = acc.outlets
     while outlet != NULL:
         while outlet.lingering.head != NULL:
             _enlist(acc, outlet.lingering.head, LIST_READY)
-        lane = outlet.ready.head
-        while lane != NULL:
-            lane.batch_open = False
-            _seal(acc, lane.tail)
-            lane = lane.link.next
+        _seal_list(acc, &outlet.ready)
+        _seal_list(acc, &outlet.held)
         outlet = outlet.next
     while topic != NULL:
         if topic.undecided.tail != NULL:

@@ -191,6 +191,9 @@ cdef void _expire_flying(accumulator_t* acc, lane_t* lane, int64_t before_us) no
         overdue = chunk.next
         publish(acc, chunk)
         chunk_release(acc, chunk)
+        lane.broken = acc.strict
+    if lane.broken and lane.where == LIST_HELD:
+        _enlist(acc, lane, LIST_READY)
 
 
 cdef bint is_flying(accumulator_t* acc) noexcept nogil:
@@ -246,6 +249,7 @@ cdef int64_t fail_lane(accumulator_t* acc, lane_t* lane, int32_t error, int64_t 
         chunk.next = NULL
         _seal(acc, chunk)
         n += chunk.count - chunk.sent
+        lane.broken = acc.strict
         fail_unsent(acc, chunk, error)
     return n
 
@@ -263,6 +267,7 @@ cdef int64_t fail_waiting(accumulator_t* acc, int32_t error, int64_t before_us) 
     while outlet != NULL:
         n += _fail_list(acc, &outlet.lingering, error, before_us)
         n += _fail_list(acc, &outlet.ready, error, before_us)
+        n += _fail_list(acc, &outlet.held, error, before_us)
         outlet = outlet.next
     while topic != NULL:
         if not topic.routing:

@@ -27,6 +27,13 @@ cdef inline bint _is_full(chunk_t* chunk, int64_t data) noexcept nogil:
     return chunk.used + data + <int64_t>(chunk.count + 1) * chunk.stride > chunk.capacity
 
 
+cdef inline bint _fills_request(accumulator_t* acc, chunk_t* chunk, int64_t bytes) noexcept nogil:
+    """Whether the chunk would be more than one request with so many bytes more."""
+    return acc.request_bytes and (
+        chunk.count >= acc.request_records or bytes_on_wire(acc, chunk) + bytes + RECORD_BYTES > acc.request_bytes
+    )
+
+
 cdef int _place(accumulator_t* acc, lane_t* lane, record_t* record) noexcept nogil:
     """Copies (or points to) the record in the lane's last chunk. Changes nothing when it fails."""
     cdef bint undecided = lane == lane.topic.undecided
@@ -58,6 +65,7 @@ cdef int _place(accumulator_t* acc, lane_t* lane, record_t* record) noexcept nog
             and (acc.place_us if acc.place_us else fp_now_us()) - chunk.created_us > SPAN_US
         )
         or _is_full(chunk, data + (_run_bytes(chunk) if chunk.last_run.block != record.block else 0))
+        or _fills_request(acc, chunk, record.headers_size + size + key_size)
     ):
         if chunk != NULL and lane.size_class < SIZE_CLASSES - 1 and not chunk.sealed and _is_full(chunk, data):
             lane.size_class += 1
@@ -155,7 +163,7 @@ cdef inline int64_t _make_room(accumulator_t* acc, lane_t* lane, record_t* recor
     cdef int64_t size = _wire_size(lane, record)
     if lane.batch_open and not _has_room(lane, size):
         lane.batch_open = False
-        if lane.where == LIST_LINGER:
+        if lane.where != LIST_NONE:
             _enlist(acc, lane, LIST_READY)
         size = _wire_size(lane, record)
     return size

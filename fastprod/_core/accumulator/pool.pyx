@@ -26,6 +26,16 @@ cdef inline bint _draw(accumulator_t* acc, chunk_t* chunk, int64_t bytes) noexce
     return True
 
 
+cdef inline int64_t _pinned_bytes(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
+    """Of keys and values in buffers of the caller."""
+    return chunk.charge - chunk.reserved - <int64_t>(sizeof(chunk_t) + chunk.capacity) - chunk.count * acc.record_overhead
+
+
+cdef inline int64_t bytes_on_wire(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
+    """At most so much of a request."""
+    return chunk.used + _pinned_bytes(acc, chunk) + <int64_t>chunk.count * RECORD_BYTES
+
+
 cdef void _set_aside(accumulator_t* acc, chunk_t* chunk, int64_t bytes) noexcept nogil:
     """Reserves what a waiter was granted beyond its own record: others that come to this chunk need not wait then."""
     if bytes > 0 and acc.used + bytes <= acc.limit:

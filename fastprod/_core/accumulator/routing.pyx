@@ -130,7 +130,7 @@ cdef int64_t append_run(
     cdef slot_t* slot
     cdef const char* value
     cdef char* to
-    cdef int64_t size, wire, total = 0, i = start, room, left = topic.sticky.bound * 2 - topic.sticky.produced
+    cdef int64_t size, wire, total = 0, i = start, room, capacity, left = topic.sticky.bound * 2 - topic.sticky.produced
     if topic.sticky.partition < 0 or acc.linger_us > SPAN_US or acc.place_us or acc.overdraft:
         return 0
     lane = topic.lanes.lanes[topic.sticky.partition]
@@ -141,12 +141,16 @@ cdef int64_t append_run(
         return 0
     room = chunk.reserved + (acc.limit - acc.used if acc.waiters == NULL or acc.favoured else 0)
     stop = min(stop, start + max(room, 0) // max(acc.record_overhead, 1))
+    capacity = chunk.capacity
+    if acc.request_bytes:
+        stop = min(stop, start + acc.request_records - chunk.count)
+        capacity = min(capacity, acc.request_bytes - _pinned_bytes(acc, chunk))
     while i < stop and column_get(values, i, &value, &size) == CELL_VALUE and size < below:
         wire = record_wire_size(lane.batch_records, -1, size, 1)
         if (
             lane.batch_bytes + wire >= lane.batch_limit
             or wire >= left
-            or chunk.used + size + (chunk.count + 1) * chunk.stride > chunk.capacity
+            or chunk.used + size + (chunk.count + 1) * chunk.stride > capacity
         ):
             break
         to = data_of(chunk) + chunk.used

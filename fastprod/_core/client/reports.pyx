@@ -1,6 +1,8 @@
 # From delivery reports to outcomes: which record is meant, what became of it; what is for the user's callbacks.
 
-cdef inline bint _settle(lane_t* lane, chunk_t* chunk, uint32_t i, int32_t error, int64_t offset) noexcept nogil:
+cdef inline bint _settle(
+    lane_t* lane, chunk_t* chunk, uint32_t i, int32_t error, int64_t offset, bint strict
+) noexcept nogil:
     """librdkafka is done with a record. The leaf lock is held; true when it was the chunk's last."""
     cdef slot_t* slot = slot_at(chunk, i)
     chunk.returned += 1
@@ -10,6 +12,8 @@ cdef inline bint _settle(lane_t* lane, chunk_t* chunk, uint32_t i, int32_t error
         resolve(lane, chunk, i, error, offset)
     elif slot.state == EXPIRED:  # has had its outcome
         slot.state = ERR__MSG_TIMED_OUT
+    if error:
+        lane.broken = strict
     if chunk.returned == chunk.count:
         unlink_flying(lane, chunk)
         return True
@@ -32,7 +36,7 @@ cdef inline void _acknowledge(client_t* client, chunk_t* chunk, const rd_kafka_m
         error = ERR__UNKNOWN_PARTITION  # it was deleted while librdkafka put the record into its queue
     if chunk.rich and error == 0:
         rich_at(chunk, i).timestamp = rdkafka.message_timestamp(message, <int*>&rich_at(chunk, i).timestamp_type)
-    if _settle(lane, chunk, i, error, message.offset if told else -1):
+    if _settle(lane, chunk, i, error, message.offset if told else -1, client.acc.strict):
         if not error:
             fp_store64(&lane.progress_us, fp_now_us())
             fp_store64(&client.progress_us, lane.progress_us)

@@ -5,7 +5,7 @@ cdef void _refused(client_t* client, lane_t* lane, chunk_t* chunk, uint32_t i, i
     cdef bint last = False
     fp_spin_lock(&lane.spin)
     if slot_at(chunk, i).state == PENDING:
-        last = _settle(lane, chunk, i, error, -1)
+        last = _settle(lane, chunk, i, error, -1, client.acc.strict)
     fp_spin_unlock(&lane.spin)
     if last:
         _push_completed(client, chunk)
@@ -153,7 +153,7 @@ cdef void _expire(client_t* client, int64_t now) noexcept nogil:
     """Ends records whose delivery timeout, counted from produce, is over. The lock is held."""
     if client.acc.timeout_us:
         fail_waiting(&client.acc, ERR__MSG_TIMED_OUT, now - client.acc.timeout_us)
-        expire_flying(&client.acc, now - client.acc.timeout_us - GRACE_US)
+        expire_flying(&client.acc, now - client.acc.timeout_us - (0 if client.acc.strict else GRACE_US))
 
 
 cdef bint _look_for_stuck(client_t* client, int64_t now) noexcept nogil:
@@ -209,6 +209,9 @@ cdef void* sender_main(void* argument) noexcept nogil:
             acc.sender_waiting = True
             fp_cond_wait_until(&acc.work, &acc.lock, now)
             acc.sender_waiting = False
+            continue
+        if is_broken(lane):
+            fail_lane(acc, lane, ERR__GAPLESS_GUARANTEE, INT64_MAX)
             continue
         chunk = detach(acc, lane)
         client.sending = True

@@ -1,0 +1,47 @@
+"""A partition has one request on its way: a broker that refuses one can then neither lose nor double anything.
+
+With two on their way librdkafka takes the acknowledgement of the second for the first as well when the first was
+refused, or numbers everything anew and repeats what is unanswered.
+"""
+
+import time
+
+import pytest
+
+from fastprod import Producer
+from fastprod.testing import MockCluster
+
+RECORDS = 400
+
+
+@pytest.mark.parametrize("error", ["NOT_LEADER_FOR_PARTITION", "_TRANSPORT"])
+@pytest.mark.parametrize("refused", [1, 2, 5])
+def test_a_first_request_that_is_refused_loses_and_doubles_nothing(error: str, refused: int) -> None:
+    outcomes: list[tuple[int | None, bytes]] = []
+    with MockCluster(1, topics={"t": 2}) as cluster:
+        config = {
+            "bootstrap.servers": cluster.bootstrap_servers,
+            "log_level": 0,
+            "retry.backoff.ms": 10,
+            "reconnect.backoff.ms": 10,
+            "sticky.batch.size": 1000,
+            "error_cb": lambda error: None,
+        }
+        with Producer(config) as producer:
+            producer.produce("t", b"warm", partition=1)
+            producer.flush(120)
+            cluster.push_errors("Produce", *[error] * refused, broker=1, rtt_ms=50)
+            for number in range(RECORDS):
+                producer.produce(
+                    "t",
+                    b"%06d" % number + b"x" * 200,
+                    partition=0,
+                    on_delivery=lambda error, message: outcomes.append((error and error.code(), message.value()[:6])),
+                )
+                if number % 20 == 0:
+                    time.sleep(0.005)  # more batches come while the first is on its way
+            producer.flush(120)
+        stored = [(record.value() or b"")[:6] for record in cluster.records("t") if record.partition() == 0]
+    wanted = [b"%06d" % number for number in range(RECORDS)]
+    assert stored == wanted
+    assert outcomes == [(None, value) for value in wanted]

@@ -1,0 +1,134 @@
+"""strict.order: what a partition holds is a prefix of what was produced to it; after a failure nothing follows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from programs import wait_until
+
+from fastprod import Producer
+from fastprod.testing import MockCluster
+
+PARTITIONS = 3
+
+
+@pytest.fixture
+def cluster() -> Iterator[MockCluster]:
+    with MockCluster(2, topics={"t": PARTITIONS}) as running:
+        yield running
+
+
+def conf(cluster: MockCluster, **more: Any) -> dict[str, Any]:
+    return {
+        "bootstrap.servers": cluster.bootstrap_servers,
+        "log_level": 0,
+        "strict.order": True,
+        "message.timeout.ms": 1500,
+        "reconnect.backoff.max.ms": 100,
+        "retry.backoff.ms": 10,
+        "error_cb": lambda error: None,
+    } | {name.replace("_", "."): value for name, value in more.items()}
+
+
+class Outcomes:
+    def __init__(self) -> None:
+        self.codes: dict[bytes, int | None] = {}
+        self.texts: set[str] = set()
+
+    def __call__(self, error: KafkaError | None, message: Any) -> None:
+        assert message.value() not in self.codes, "told twice"
+        self.codes[message.value()] = None if error is None else error.code()
+        if error is not None:
+            self.texts.add(error.str())
+
+
+def stored(cluster: MockCluster, partition: int) -> list[bytes]:
+    return [record.value() or b"" for record in cluster.records("t") if record.partition() == partition]
+
+
+def test_after_a_timeout_nothing_follows_and_nothing_is_there_twice(cluster: MockCluster) -> None:
+    outcomes = Outcomes()
+    with Producer(conf(cluster)) as producer:
+        for n in range(10):
+            producer.produce("t", b"a%d" % n, partition=0, on_delivery=outcomes)
+        producer.flush(120)
+        cluster.down()
+        for n in range(10, 20):
+            producer.produce("t", b"a%d" % n, partition=0, on_delivery=outcomes)
+        assert producer.flush(120) == 0
+        assert {outcomes.codes[b"a%d" % n] for n in range(10, 20)} == {KafkaError._MSG_TIMED_OUT}
+        cluster.up()
+        for n in range(20, 30):
+            producer.produce("t", b"a%d" % n, partition=0, on_delivery=outcomes)
+            producer.produce("t", b"b%d" % n, partition=1, on_delivery=outcomes)
+        assert producer.flush(120) == 0
+        assert {outcomes.codes[b"a%d" % n] for n in range(20, 30)} == {KafkaError._GAPLESS_GUARANTEE}
+        assert {outcomes.codes[b"b%d" % n] for n in range(20, 30)} == {None}
+        assert any("make a new producer" in text for text in outcomes.texts)
+    found = stored(cluster, 0)
+    assert found == [b"a%d" % n for n in range(len(found))], "a prefix"
+    assert 10 <= len(found) <= 20
+
+
+def test_what_waits_behind_it_fails_with_it(cluster: MockCluster) -> None:
+    """Young records need not wait for a timeout of their own."""
+    outcomes = Outcomes()
+    with Producer(conf(cluster, message_timeout_ms=3000, linger_ms=0)) as producer:
+        producer.produce("t", b"warm", partition=0, on_delivery=outcomes)
+        producer.flush(120)
+        cluster.down()
+        producer.produce("t", b"old", partition=0, on_delivery=outcomes)
+        time.sleep(1.5)
+        producer.produce("t", b"young", partition=0, on_delivery=outcomes)
+        assert producer.flush(120) == 0
+    assert outcomes.codes == {b"warm": None, b"old": KafkaError._MSG_TIMED_OUT, b"young": KafkaError._GAPLESS_GUARANTEE}
+
+
+def test_a_refused_batch_ends_its_partition(cluster: MockCluster) -> None:
+    outcomes = Outcomes()
+    with Producer(conf(cluster, message_timeout_ms=60_000)) as producer:
+        producer.produce("t", b"warm", partition=0, on_delivery=outcomes)
+        producer.flush(120)
+        cluster.push_errors("Produce", "INVALID_RECORD")
+        producer.produce("t", b"bad", partition=0, on_delivery=outcomes)
+        producer.flush(120)
+        receipt = producer.produce_many("t", [b"later"] * 100, partitions=np.zeros(100, np.int32))
+        assert receipt.wait(120)
+        assert receipt.failed == 100
+        assert {one.error.code() for one in receipt.errors} == {KafkaError._GAPLESS_GUARANTEE}
+        producer.produce("t", b"elsewhere", partition=2, on_delivery=outcomes)
+        producer.flush(120)
+    assert outcomes.codes == {b"warm": None, b"bad": KafkaError.INVALID_RECORD, b"elsewhere": None}
+    assert stored(cluster, 0) == [b"warm"]
+
+
+def test_records_that_timed_out_without_a_partition_end_their_topic(cluster: MockCluster) -> None:
+    outcomes = Outcomes()
+    cluster.down()
+    with Producer(conf(cluster)) as producer:
+        producer.produce("t", b"old", on_delivery=outcomes)
+        assert producer.flush(120) == 0
+        cluster.up()
+        assert wait_until(lambda: producer.list_topics("t", timeout=1))
+        producer.produce("t", b"later", partition=1, on_delivery=outcomes)
+        assert producer.flush(120) == 0
+    assert outcomes.codes == {b"old": KafkaError._MSG_TIMED_OUT, b"later": KafkaError._GAPLESS_GUARANTEE}
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"transactional_id": "x", "message_timeout_ms": 1000}, "all or nothing"),
+        ({"enable_idempotence": False}, "needs enable.idempotence"),
+        ({"acks": 1}, "needs enable.idempotence"),
+        ({"strict_order": "perhaps"}, "true or false"),
+    ],
+)
+def test_where_it_does_not_fit_it_is_refused(cluster: MockCluster, more: dict[str, Any], why: str) -> None:
+    with pytest.raises(KafkaException, match=why):
+        Producer(conf(cluster, **more))
