@@ -80,6 +80,7 @@ class Settings:
     no_offsets: bool = False  # brokers do not answer: acks=0
     idempotent: bool = True
     strict: bool = False  # a record that fails ends its partition
+    hasty: bool = False  # librdkafka sends the first record of a hand-over before it has the others
     request_bytes: int = 1_000_000  # what librdkafka puts into a request at most
     request_records: int = 10_000
     on_delivery: Callable[..., Any] | None = None
@@ -147,10 +148,11 @@ def _lingers(settings: Settings) -> tuple[float, float]:
     """How long the accumulator waits, and librdkafka, in ms.
 
     librdkafka begins to send with the first record that it gets. A little patience lets it see all of what we hand
-    over: then that is one request.
+    over: then that is one request. It sleeps in whole milliseconds, so that takes one.
     """
-    below = min(HAND_OVER_MS, settings.linger_ms / 4) if settings.idempotent else 0
-    return settings.linger_ms - below, below
+    if settings.linger_ms == 0 or not settings.idempotent:
+        return settings.linger_ms, 0
+    return max(0, settings.linger_ms - 1), HAND_OVER_MS
 
 
 def _no_error_cb(error: KafkaError) -> None:
@@ -248,6 +250,7 @@ def split(config: Mapping[str, Any], plugin: str) -> tuple[Settings, dict[str, A
     settings.request_bytes = min(settings.max_record_bytes, _number(conf, "batch.size", 1_000_000, 1, 2**31 - 1))
     settings.request_records = _number(conf, "batch.num.messages", 10_000, 1, 1_000_000)
     settings.linger_ms, conf["linger.ms"] = _lingers(settings)
+    settings.hasty = conf["linger.ms"] == 0
     if settings.strict:
         if settings.transactional or not settings.idempotent:
             why = "transactions are all or nothing already" if settings.transactional else "needs enable.idempotence"

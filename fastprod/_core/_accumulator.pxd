@@ -332,6 +332,7 @@ ctypedef struct accumulator_t:
     outlet_t* turn            # whose lanes are looked at next
     int32_t credit            # lanes of a broker that librdkafka may have at a time
     bint strict               # a record that fails ends its partition
+    bint hasty                # librdkafka may send a hand-over as two requests
     int64_t request_bytes     # what librdkafka puts into one request of a partition; 0 = as many requests as it likes
     int64_t request_records
     chunk_t* deliveries       # chunks with callbacks to run

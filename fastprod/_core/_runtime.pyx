@@ -234,6 +234,7 @@ cdef class Runtime:
         acc.record_overhead = MESSAGE_OVERHEAD
         acc.credit = CREDIT
         acc.strict = settings.strict
+        acc.hasty = settings.hasty
         if settings.idempotent:
             acc.request_bytes = settings.request_bytes * 9 // 10
             acc.request_records = settings.request_records

@@ -16,12 +16,14 @@ RECORDS = 400
 
 @pytest.mark.parametrize("error", ["NOT_LEADER_FOR_PARTITION", "_TRANSPORT"])
 @pytest.mark.parametrize("refused", [1, 2, 5])
-def test_a_first_request_that_is_refused_loses_and_doubles_nothing(error: str, refused: int) -> None:
+@pytest.mark.parametrize("linger", [5, 0])
+def test_a_first_request_that_is_refused_loses_and_doubles_nothing(error: str, refused: int, linger: float) -> None:
     outcomes: list[tuple[int | None, bytes]] = []
     with MockCluster(1, topics={"t": 2}) as cluster:
         config = {
             "bootstrap.servers": cluster.bootstrap_servers,
             "log_level": 0,
+            "linger.ms": linger,
             "retry.backoff.ms": 10,
             "reconnect.backoff.ms": 10,
             "sticky.batch.size": 1000,

@@ -151,7 +151,11 @@ cdef int _lead(accumulator_t* acc, lane_t* lane, int32_t broker) noexcept nogil:
 
 
 cdef chunk_t* detach(accumulator_t* acc, lane_t* lane) noexcept nogil:
-    """Takes the waiting chunks of a lane for hand-over: all, or what makes one request."""
+    """Takes the waiting chunks of a lane for hand-over: all, or what makes one request.
+
+    Brokers take any sequence number from a producer that they have not heard of, so the first request must be answered
+    before there is a second. Where librdkafka is hasty that is sure of a single record only.
+    """
     cdef chunk_t* chunks = lane.head
     cdef chunk_t* chunk = chunks
     cdef chunk_t* last = NULL
@@ -160,7 +164,9 @@ cdef chunk_t* detach(accumulator_t* acc, lane_t* lane) noexcept nogil:
     while chunk != NULL:
         bytes += bytes_on_wire(acc, chunk)
         records += chunk.count
-        if last != NULL and acc.request_bytes and (bytes > acc.request_bytes or records > acc.request_records):
+        if last != NULL and acc.request_bytes and (
+            bytes > acc.request_bytes or records > acc.request_records or (acc.hasty and lane.settled_records == 0)
+        ):
             break
         last = chunk
         chunk.handed = 1

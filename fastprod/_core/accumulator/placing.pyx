@@ -30,7 +30,9 @@ cdef inline bint _is_full(chunk_t* chunk, int64_t data) noexcept nogil:
 cdef inline bint _fills_request(accumulator_t* acc, chunk_t* chunk, int64_t bytes) noexcept nogil:
     """Whether the chunk would be more than one request with so many bytes more."""
     return acc.request_bytes and (
-        chunk.count >= acc.request_records or bytes_on_wire(acc, chunk) + bytes + RECORD_BYTES > acc.request_bytes
+        chunk.count >= acc.request_records
+        or bytes_on_wire(acc, chunk) + bytes + RECORD_BYTES > acc.request_bytes
+        or (acc.hasty and chunk.lane.in_records == 1)  # see detach
     )
 
 

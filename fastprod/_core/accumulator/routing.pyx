@@ -143,6 +143,8 @@ cdef int64_t append_run(
     stop = min(stop, start + max(room, 0) // max(acc.record_overhead, 1))
     capacity = chunk.capacity
     if acc.request_bytes:
+        if acc.hasty and lane.in_records == 1:
+            return 0
         stop = min(stop, start + acc.request_records - chunk.count)
         capacity = min(capacity, acc.request_bytes - _pinned_bytes(acc, chunk))
     while i < stop and column_get(values, i, &value, &size) == CELL_VALUE and size < below:
