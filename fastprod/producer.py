@@ -308,9 +308,10 @@ class Producer(confluent_kafka.Producer):
         start = time.monotonic()
         if self._in_transaction and not self._pending:
             runtime.shut_transaction("the transaction is being aborted: begin another one before you produce")
+            failed_before = runtime.failures()[0]
             runtime.drop_waiting()
             # An abort that overtakes records on their way is fatal on Kafka 4 (librdkafka #4849).
-            if not runtime.failures()[0] and not self._has_verdict():
+            if not failed_before and not self._has_verdict():
                 runtime.await_flight(FLIGHT_S if timeout < 0 else min(FLIGHT_S, timeout / 2))
         self._end_transaction(
             "abort_transaction",

@@ -1,5 +1,6 @@
 """Transactions on a real Kafka: readers see all of a committed one and nothing of any other, whatever happens."""
 
+import random
 import signal
 import subprocess
 import time
@@ -217,6 +218,27 @@ def test_of_many_transactions_in_a_row_exactly_the_committed_ones_are_seen(
     assert kept == 20 * 250
     found = checked(kafka_cluster, topic, kept, partition_of=java_partition(3))
     assert found.clean, str(found)
+
+
+@pytest.mark.parametrize("linger", [5, 0])
+def test_an_abort_right_after_produce_is_never_fatal(kafka_cluster: KafkaCluster, topic: str, linger: int) -> None:
+    """On Kafka 4 an abort that overtakes records on their way is (librdkafka #4849); it took 11 to 563 rounds."""
+    kafka_cluster.create_topic(topic, 6)
+    source = random.Random(linger)
+    wanted: Counter[bytes] = Counter()
+    with make(kafka_cluster, topic, linger_ms=linger) as producer:
+        for turn in range(600):
+            producer.begin_transaction()
+            values = [b"%d-%d" % (turn, number) for number in range(source.randint(0, 8))]
+            for value in values:
+                producer.produce(topic, value)
+            time.sleep(source.choice([0, 0, 0.001, 0.004, 0.006]))
+            if source.random() < 0.1:
+                producer.commit_transaction(DEADLINE_S)
+                wanted.update(values)
+            else:
+                producer.abort_transaction(DEADLINE_S)
+    assert committed(kafka_cluster, topic) == wanted
 
 
 def test_calls_in_the_wrong_order_are_refused(kafka_cluster: KafkaCluster, topic: str) -> None:
