@@ -86,7 +86,8 @@ PROMISES: dict[str, frozenset[str]] = {  # what must not happen; everything is c
 }
 
 IDEMPOTENT = {"debug": "eos"}  # librdkafka then tells of sequence numbers, which is rare and worth knowing
-YOUNG = {**IDEMPOTENT, "linger.ms": 0, "batch.num.messages": 5}  # several requests in flight from the first moment
+YOUNG = {**IDEMPOTENT, "batch.num.messages": 5}  # several requests from the first moment
+HASTY = {**YOUNG, "linger.ms": 0}
 
 
 @dataclass(frozen=True)
@@ -449,6 +450,14 @@ KINDS = (
     Kind("compressed", "once, in order", bulk, {**IDEMPOTENT, "compression.type": "lz4"}),
     Kind("all copies", "once, in order", single, IDEMPOTENT, copies_needed=3),
     Kind("young", "once, in order", single, YOUNG, life_s=(1, 4), copies_needed=3),
+    Kind("hasty", "once, in order", single, HASTY, life_s=(1, 4), copies_needed=3),
+    Kind(
+        "strict",
+        "once, in order",
+        single,
+        {**IDEMPOTENT, "strict.order": True, "message.timeout.ms": 6000},
+        life_s=(20, 60),
+    ),
     Kind("short timeout", "kept", single, {**IDEMPOTENT, "message.timeout.ms": 6000}),
     Kind(
         "one in flight",
@@ -486,7 +495,7 @@ KINDS = (
         "confluent young",
         "(reference)",
         single,
-        {**YOUNG, "enable.idempotence": True},
+        {**HASTY, "enable.idempotence": True},
         life_s=(1, 4),
         copies_needed=3,
         make=confluent_kafka.Producer,

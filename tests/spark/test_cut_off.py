@@ -174,7 +174,7 @@ def test_an_rdd_whose_input_fails_with_sparks_own_retry(spark, kafka_cluster, to
     writer = partition_writer(settings(kafka_cluster), topic, chunk=500, exactly_once="task", job_id=topic)
     report = ExportReport.of(rdd.mapPartitions(writer).collect())
     assert (report.records, report.skipped) == (ROWS, 0)
-    assert report.tasks[1].attempt >= 1  # a first attempt that opens its transaction late fences the second: a third is due
+    assert report.tasks[1].attempt >= 1  # one that opens its transaction late fences the next: a third is due
     all_there(kafka_cluster, topic)
 
 
