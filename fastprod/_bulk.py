@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from fastprod._core._columns import Column, cut, pieces
-from fastprod._core._message import HeaderColumn
+from fastprod._core._headers import HeaderColumn
 
 # values, keys, topics, partitions, timestamps, headers, may be sent without a copy
 Block = tuple[Column, Column, Column | None, Any, Any, Sequence[Any] | HeaderColumn | None, bool]

@@ -12,6 +12,7 @@ from libc.string cimport memcpy
 
 from fastprod._core._balance cimport load_table_t, partial_t, random_t, sticky_t
 from fastprod._core._columns cimport column_t
+from fastprod._core._headers cimport headers_head
 from fastprod._core._histogram cimport histogram_t
 from fastprod._core._platform cimport fp_load64, pthread_cond_t, pthread_mutex_t
 
@@ -356,22 +357,6 @@ ctypedef struct accumulator_t:
     bint leaders_moved        # some partition has lost the leader that it had
     int64_t failing_opens     # tests: so many lanes cannot be opened
     random_t random
-
-ctypedef struct headers_t:    # packed headers; `count` entries of two lengths, name and value follow
-    uint32_t size             # bytes of all of it
-    uint32_t count
-    uint32_t wire             # bytes in Kafka's record format, count included
-    uint32_t unused
-
-ctypedef struct header_t:
-    uint32_t name_size
-    uint32_t value_size       # 0xffffffff = null
-
-cdef inline headers_t headers_head(const char* packed) noexcept nogil:
-    """A copy: among other bytes of a chunk they may lie at any address."""
-    cdef headers_t head
-    memcpy(&head, packed, sizeof(headers_t))
-    return head
 
 cdef inline int32_t error_of(const slot_t* slot) noexcept nogil:
     """The error code of a record whose outcome is known, 0 = acknowledged."""

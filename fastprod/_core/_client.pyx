@@ -27,9 +27,6 @@ from fastprod._core._accumulator cimport (
     expire_flying,
     fail_lane,
     fail_waiting,
-    header_t,
-    headers_head,
-    headers_t,
     index_of,
     is_broken,
     lane_t,
@@ -51,6 +48,7 @@ from fastprod._core._accumulator cimport (
     unlink_flying,
 )
 from fastprod._core._hash cimport murmur2_bytes
+from fastprod._core._headers cimport librdkafka_headers
 from fastprod._core._histogram cimport histogram_add
 from fastprod._core._platform cimport (
     fp_add64,

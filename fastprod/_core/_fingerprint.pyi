@@ -2,7 +2,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastprod._core._columns import Column
-from fastprod._core._message import HeaderColumn
+from fastprod._core._headers import HeaderColumn
 
 class Fingerprint:
     """Of the records given to `add`, in whatever order and however divided into calls."""

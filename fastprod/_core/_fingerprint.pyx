@@ -11,7 +11,7 @@ It tells accidents, not attacks: somebody who wants two sets of records with the
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t
 
 from fastprod._core._columns cimport CELL_NULL, CELL_VALUE, Column, column_get
-from fastprod._core._message cimport HeaderColumn, pack_headers
+from fastprod._core._headers cimport HeaderColumn, pack_headers
 
 cdef extern from *:
     """

@@ -100,9 +100,6 @@ ctypedef struct rd_kafka_metadata_t:
     char* orig_broker_name
 
 cdef enum:
-    PARTITION_UA = -1
-    MSG_F_FREE = 0x1
-    MSG_F_COPY = 0x2
     PURGE_F_QUEUE = 0x1
     PURGE_F_INFLIGHT = 0x2
     PURGE_F_NON_BLOCKING = 0x4
@@ -125,10 +122,7 @@ cdef enum:
     CONF_OK = 0
 
     # error codes that our own logic names; everything else passes through as a number
-    ERR_NO_ERROR = 0
-    ERR__BAD_MSG = -199
     ERR__DESTROY = -197
-    ERR__FAIL = -196
     ERR__TRANSPORT = -195
     ERR__RESOLVE = -193
     ERR__MSG_TIMED_OUT = -192
@@ -144,12 +138,10 @@ cdef enum:
     ERR__PURGE_QUEUE = -152
     ERR__GAPLESS_GUARANTEE = -148
     ERR__PURGE_INFLIGHT = -151
-    ERR__FATAL = -150
     ERR_UNKNOWN_TOPIC_OR_PART = 3
     ERR_MSG_SIZE_TOO_LARGE = 10
     ERR_TOPIC_EXCEPTION = 17
     ERR_TOPIC_AUTHORIZATION_FAILED = 29
-    OFFSET_INVALID = -1001
 
 # of keys: topic (not looked at), key, its size, number of partitions, two opaque pointers
 ctypedef int32_t (*hash_f)(const void*, const void*, size_t, int32_t, void*, void*) noexcept nogil
@@ -169,10 +161,8 @@ ctypedef void (*throttle_f)(rd_kafka_t*, const char*, int32_t, int, void*) noexc
 
 cdef struct rdkafka_api:
     # client
-    int (*version)() noexcept nogil
     const char* (*version_str)() noexcept nogil
     const char* (*err2str)(rd_kafka_resp_err_t) noexcept nogil
-    const char* (*err2name)(rd_kafka_resp_err_t) noexcept nogil
     const char* (*name)(const rd_kafka_t*) noexcept nogil
     rd_kafka_conf_t* (*conf_new)() noexcept nogil
     int (*conf_set)(rd_kafka_conf_t*, const char*, const char*, char*, size_t) noexcept nogil
@@ -182,7 +172,6 @@ cdef struct rdkafka_api:
     # topics and metadata
     rd_kafka_topic_t* (*topic_new)(rd_kafka_t*, const char*, rd_kafka_topic_conf_t*) noexcept nogil
     void (*topic_destroy)(rd_kafka_topic_t*) noexcept nogil
-    const char* (*topic_name)(const rd_kafka_topic_t*) noexcept nogil
     rd_kafka_resp_err_t (*last_error)() noexcept nogil
     rd_kafka_resp_err_t (*metadata)(
         rd_kafka_t*, int, rd_kafka_topic_t*, const rd_kafka_metadata_t**, int) noexcept nogil
@@ -246,9 +235,6 @@ cdef struct rdkafka_api:
     rd_kafka_resp_err_t (*mock_broker_set_down)(rd_kafka_mock_cluster_t*, int32_t) noexcept nogil
     rd_kafka_resp_err_t (*mock_broker_set_up)(rd_kafka_mock_cluster_t*, int32_t) noexcept nogil
     rd_kafka_resp_err_t (*mock_broker_set_rtt)(rd_kafka_mock_cluster_t*, int32_t, int) noexcept nogil
-    rd_kafka_resp_err_t (*mock_broker_set_rack)(rd_kafka_mock_cluster_t*, int32_t, const char*) noexcept nogil
-    rd_kafka_resp_err_t (*mock_coordinator_set)(
-        rd_kafka_mock_cluster_t*, const char*, const char*, int32_t) noexcept nogil
     rd_kafka_resp_err_t (*mock_set_apiversion)(
         rd_kafka_mock_cluster_t*, int16_t, int16_t, int16_t) noexcept nogil
     void (*mock_start_request_tracking)(rd_kafka_mock_cluster_t*) noexcept nogil

@@ -3,7 +3,7 @@ from typing import Any
 
 from fastprod._config import Settings
 from fastprod._core._columns import Column
-from fastprod._core._message import HeaderColumn
+from fastprod._core._headers import HeaderColumn
 from fastprod.receipt import Extent, FailedRecord
 
 class Receipt:

@@ -64,7 +64,6 @@ from fastprod._core._accumulator cimport (
     failure_t,
     flusher_t,
     footprint,
-    headers_head,
     is_flying,
     lane_t,
     lanes_t,
@@ -120,13 +119,14 @@ from fastprod._core._columns cimport (
     column_get,
 )
 from fastprod._core._histogram cimport BUCKETS, bucket_middle_us, histogram_t
-from fastprod._core._message cimport (
+from fastprod._core._headers cimport (
     HEADERS_NO_MEMORY,
     HEADERS_NO_NAME,
     HeaderColumn,
-    Message,
+    headers_head,
     pack_headers,
 )
+from fastprod._core._message cimport Message
 from fastprod._core._platform cimport (
     fp_cond_init,
     fp_cond_wait_until,

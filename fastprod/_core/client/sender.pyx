@@ -42,24 +42,6 @@ cdef int _send_batch(client_t* client, lane_t* lane, chunk_t* chunk, uint32_t st
     return 0
 
 
-cdef rd_kafka_headers_t* _headers(const char* packed) noexcept nogil:
-    cdef uint32_t count = headers_head(packed).count
-    cdef rd_kafka_headers_t* made = rdkafka.headers_new(count)
-    cdef const char* at = packed + sizeof(headers_t)
-    cdef header_t header
-    cdef uint32_t i
-    for i in range(count):
-        memcpy(&header, at, sizeof(header_t))
-        at += sizeof(header_t)
-        if header.value_size == 0xffffffffU:
-            rdkafka.header_add(made, at, header.name_size, NULL, -1)
-            at += header.name_size
-        else:
-            rdkafka.header_add(made, at, header.name_size, at + header.name_size, header.value_size)
-            at += header.name_size + header.value_size
-    return made
-
-
 cdef int _send_one(client_t* client, lane_t* lane, chunk_t* chunk, uint32_t i, int64_t timestamp) noexcept nogil:
     """A record with headers or timestamp; 1 when librdkafka's queue is full."""
     cdef rd_kafka_vu_t arguments[8]
@@ -90,7 +72,7 @@ cdef int _send_one(client_t* client, lane_t* lane, chunk_t* chunk, uint32_t i, i
         arguments[n].u.i64 = timestamp
         n += 1
     if more != NULL and more.headers != NULL:
-        headers = _headers(more.headers)
+        headers = librdkafka_headers(more.headers)
         arguments[n].vtype = VTYPE_HEADERS
         arguments[n].u.headers = headers
         n += 1
