@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fastprod._core._runtime import Receipt
     from fastprod.errors import AuthenticationError, BufferFullError, ConfigError, ForkError, RecordError
     from fastprod.producer import Producer
+    from fastprod.receipt import Receipt
     from fastprod.serializing import SerializingProducer
     from fastprod.stats import ProducerStats, TopicStats
 
@@ -34,7 +34,7 @@ _HOMES = {
     "SerializingProducer": "fastprod.serializing",
     "ProducerStats": "fastprod.stats",
     "TopicStats": "fastprod.stats",
-    "Receipt": "fastprod._core._runtime",
+    "Receipt": "fastprod.receipt",
     "BufferFullError": "fastprod.errors",
     "ConfigError": "fastprod.errors",
     "AuthenticationError": "fastprod.errors",

@@ -1,10 +1,23 @@
-"""What a Receipt is made of."""
+"""Receipt: the outcome of bulk calls; and what it is made of."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from confluent_kafka import KafkaError
+
+if TYPE_CHECKING:
+    from fastprod._core._runtime import Receipt
+
+__all__ = ["Extent", "FailedRecord", "Receipt", "Record"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Receipt":  # compiled together with the runtime, which needs what is below
+        from fastprod._core._runtime import Receipt
+
+        return Receipt
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class Record(NamedTuple):
