@@ -293,7 +293,12 @@ class Line:
         if not self._until_done(producer.init_transactions, "init"):
             return
         while not self.over.is_set() and not self.fatal:
-            producer.begin_transaction()
+            try:
+                producer.begin_transaction()
+            except KafkaException as error:  # the last one's end got lost: only another producer can go on
+                self.fatal = str(error.args[0])
+                self.notes[f"begin: {error.args[0].name()}"] += 1
+                return
             first = len(self.told)
             abort = self.random.random() < 0.25
             outcome = ABORTED  # by the brokers at the latest, if nobody commits it
