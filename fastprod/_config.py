@@ -256,6 +256,7 @@ def split(config: Mapping[str, Any], plugin: str) -> tuple[Settings, dict[str, A
             why = "transactions are all or nothing already" if settings.transactional else "needs enable.idempotence"
             raise _fail("strict.order", True, why)
         conf["message.timeout.ms"] = 0  # ours counts: librdkafka's would number all partitions anew
+        conf["enable.gapless.guarantee"] = True  # and so would what brokers refuse
     # buffer.memory is the bound; librdkafka's own limits would only refuse what we have already admitted.
     conf.setdefault("queue.buffering.max.messages", 10_000_000)
     conf.setdefault("queue.buffering.max.kbytes", 2_147_483_647)

@@ -333,7 +333,7 @@ ctypedef struct accumulator_t:
     outlet_t* turn            # whose lanes are looked at next
     int32_t credit            # lanes of a broker that librdkafka may have at a time
     bint strict               # a record that fails ends its partition
-    bint hasty                # librdkafka may send a hand-over as two requests
+    bint hasty                # librdkafka does not wait for the rest of a hand-over
     int64_t request_bytes     # what librdkafka puts into one request of a partition; 0 = as many requests as it likes
     int64_t request_records
     chunk_t* deliveries       # chunks with callbacks to run
@@ -380,6 +380,10 @@ cdef inline void count_settled(lane_t* lane, slot_t* slot, bint failed) noexcept
     if failed:
         lane.failed_records += 1
         lane.failed_bytes += size
+
+cdef inline bint is_heard(lane_t* lane) noexcept nogil:
+    """Whether a broker has ever acknowledged a record of the lane."""
+    return fp_load64(&lane.settled_records) > fp_load64(&lane.failed_records)
 
 cdef inline bint is_broken(lane_t* lane) noexcept nogil:
     return lane.broken or lane.topic.undecided.broken  # which partition those would have gone to is not known

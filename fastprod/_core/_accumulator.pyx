@@ -1,7 +1,7 @@
 """The record accumulator: where records wait, how much memory they take, and which lane they go to.
 
-Records are copied once, into chunks of one lane each; librdkafka is later given pointers into the chunk, so the
-payload pointer that comes back with an acknowledgement identifies the record. A lane is ready for hand-over when
+Records are copied once, into chunks of one lane each; librdkafka is later given pointers into the chunk, and a token
+that names chunk and slot comes back with the acknowledgement. A lane is ready for hand-over when
 the batch that Java would have built is full, when `linger.ms` is over, on flush, or when memory is short.
 """
 
@@ -54,7 +54,6 @@ cdef enum:
     CATCH_UP = 64                         # sticky bounds that a partition may be behind when they are even again
     START_US = 2000000                    # after which a lane's queue counts in any case
     CREDIT_US = 200000                    # a lane that librdkafka has had for so long does not count any more
-    MAX_STEPS = 64                        # looking for a lane's place by age
     RECORD_BYTES = 36                     # at most around key and value in a request, headers apart
     GRANT_BYTES = 262144                  # what a thread waits for when memory is short: a full chunk of small records
 

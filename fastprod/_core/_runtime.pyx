@@ -162,6 +162,7 @@ cdef enum:
     CREDIT = 32                 # lanes of a broker that librdkafka may have at a time
     # What librdkafka allocates per message, besides the key: rd_kafka_msg_t and malloc's share.
     MESSAGE_OVERHEAD = 272
+    REQUEST_OVERHEAD = 512      # around the records of a request: names of topic, client and transaction
 
 
 cdef int64_t _until(double timeout) noexcept:
@@ -236,7 +237,7 @@ cdef class Runtime:
         acc.strict = settings.strict
         acc.hasty = settings.hasty
         if settings.idempotent:
-            acc.request_bytes = settings.request_bytes * 9 // 10
+            acc.request_bytes = max(1, settings.request_bytes * 9 // 10 - REQUEST_OVERHEAD)
             acc.request_records = settings.request_records
         acc.random.state = settings.seed
         accumulator_init(acc)

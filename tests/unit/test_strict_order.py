@@ -89,22 +89,57 @@ def test_what_waits_behind_it_fails_with_it(cluster: MockCluster) -> None:
     assert outcomes.codes == {b"warm": None, b"old": KafkaError._MSG_TIMED_OUT, b"young": KafkaError._GAPLESS_GUARANTEE}
 
 
-def test_a_refused_batch_ends_its_partition(cluster: MockCluster) -> None:
-    outcomes = Outcomes()
-    with Producer(conf(cluster, message_timeout_ms=60_000)) as producer:
-        producer.produce("t", b"warm", partition=0, on_delivery=outcomes)
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"linger_ms": 0}, {"queue_buffering_max_messages": 300}, {"headers": True}],
+    ids=["plain", "hasty", "small queue", "one by one"],
+)
+def test_a_refused_batch_ends_the_producer(cluster: MockCluster, more: dict[str, Any]) -> None:
+    """Also when librdkafka begins to send a hand-over before it has all of it: what it still has must not follow."""
+    headers = more.pop("headers", None) and [("h", b"v")]
+    with Producer(conf(cluster, message_timeout_ms=60_000, **more)) as producer:
+        producer.produce("t", b"warm", partition=0)
         producer.flush(120)
-        cluster.push_errors("Produce", "INVALID_RECORD")
-        producer.produce("t", b"bad", partition=0, on_delivery=outcomes)
-        producer.flush(120)
-        receipt = producer.produce_many("t", [b"later"] * 100, partitions=np.zeros(100, np.int32))
+        cluster.push_errors("Produce", "INVALID_RECORD", broker=1, rtt_ms=20)
+        cluster.push_errors("Produce", "INVALID_RECORD", broker=2, rtt_ms=20)
+        receipt = producer.produce_many(
+            "t", [b"%06d" % n for n in range(9000)], partitions=np.zeros(9000, np.int32), headers=headers
+        )
         assert receipt.wait(120)
-        assert receipt.failed == 100
-        assert {one.error.code() for one in receipt.errors} == {KafkaError._GAPLESS_GUARANTEE}
-        producer.produce("t", b"elsewhere", partition=2, on_delivery=outcomes)
+        failed = [one.index for one in receipt.errors]
+        assert failed == list(range(failed[0], 9000)), "the first failure is the last word"
+        outcomes = Outcomes()
+        producer.produce("t", b"later", partition=0, on_delivery=outcomes)
+        producer.produce("t", b"elsewhere", partition=1, on_delivery=outcomes)
         producer.flush(120)
-    assert outcomes.codes == {b"warm": None, b"bad": KafkaError.INVALID_RECORD, b"elsewhere": None}
-    assert stored(cluster, 0) == [b"warm"]
+        assert outcomes.codes == {b"later": KafkaError._GAPLESS_GUARANTEE, b"elsewhere": KafkaError._FATAL}
+    assert stored(cluster, 0) == [b"warm"] + [b"%06d" % n for n in range(failed[0])]
+
+
+def test_what_a_bulk_call_rejects_ends_its_topic(cluster: MockCluster) -> None:
+    with Producer(conf(cluster, message_timeout_ms=60_000)) as producer:
+        receipt = producer.produce_many("t", [b"1", b"x" * 1_100_000, b"3"], partitions=np.zeros(3, np.int32))
+        assert receipt.wait(120)
+        assert {one.index: getattr(one.error, "code", lambda: 0)() for one in receipt.errors}.keys() >= {1, 2}
+    assert stored(cluster, 0) in ([], [b"1"])
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_partitioner_that_raises_ends_its_topic(cluster: MockCluster) -> None:
+    class Second:
+        def partition(self, topic: str, key: object, value: bytes, *_: object) -> int:
+            if value == b"2":
+                raise LookupError("no place")
+            return 0
+
+    outcomes = Outcomes()
+    with Producer(conf(cluster, message_timeout_ms=60_000, partitioner=Second())) as producer:
+        for value in (b"1", b"2", b"3"):
+            producer.produce("t", value, on_delivery=outcomes)
+        producer.flush(120)
+    assert outcomes.codes[b"2"] == KafkaError._APPLICATION
+    assert outcomes.codes[b"3"] == KafkaError._GAPLESS_GUARANTEE
+    assert stored(cluster, 0) in ([], [b"1"])
 
 
 def test_records_that_timed_out_without_a_partition_end_their_topic(cluster: MockCluster) -> None:

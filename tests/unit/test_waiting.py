@@ -149,3 +149,12 @@ def test_a_callback_is_told_that_it_waits_for_itself(mock_cluster: MockCluster) 
         producer.produce("t", b"x" * 350_000, partition=1, on_delivery=again)
         assert producer.flush(120) == 0
     assert all("callback" in text for text in raised)
+
+
+def test_a_short_pool_ends_the_linger_however_often(mock_cluster: MockCluster) -> None:
+    """What was set aside for waiters must not count as on its way for ever: then nothing would end the linger."""
+    options = {"buffer.memory": 1 << 20, "linger.ms": 600_000, "sticky.batch.size": 10_000_000, "max.block.ms": 20_000}
+    with Producer(conf(mock_cluster, **options)) as producer:
+        for number in range(15_000):
+            producer.produce("t", b"v" * 100, partition=number % 3)
+        assert producer.flush(120) == 0

@@ -23,17 +23,6 @@ cdef void _push(list_t* list, lane_t* lane, bint out) noexcept nogil:
     list.tail = lane
 
 
-cdef void _insert(list_t* list, lane_t* lane, lane_t* before) noexcept nogil:
-    """Behind `before`, which is not the last; NULL: in front."""
-    lane.link.previous = before
-    lane.link.next = list.head if before == NULL else before.link.next
-    lane.link.next.link.previous = lane
-    if before == NULL:
-        list.head = lane
-    else:
-        before.link.next = lane
-
-
 cdef void _remove(list_t* list, lane_t* lane, bint out) noexcept nogil:
     cdef link_t* link = _link(lane, out)
     if link.previous != NULL:
@@ -80,24 +69,13 @@ cdef void _enlist(accumulator_t* acc, lane_t* lane, int where) noexcept nogil:
 
 cdef void _release(accumulator_t* acc, lane_t* lane) noexcept nogil:
     """What librdkafka had of a lane is back: the next of it lingers on, or is due."""
-    cdef list_t* lingering = &lane.outlet.lingering
-    cdef lane_t* before = lingering.tail
-    cdef int steps = 0
+    cdef lane_t* youngest = lane.outlet.lingering.tail
     if lane.due or lane.first_us + acc.linger_us <= fp_now_us():
         _enlist(acc, lane, LIST_READY)
         return
-    while before != NULL and before.first_us > lane.first_us and steps < MAX_STEPS:
-        before = before.link.previous
-        steps += 1
-    if steps == MAX_STEPS:
-        _enlist(acc, lane, LIST_READY)  # a little early
-        return
-    _unlist(lane)
-    if before == lingering.tail:
-        _push(lingering, lane, False)
-    else:
-        _insert(lingering, lane, before)
-    lane.where = LIST_LINGER
+    if youngest != NULL and youngest.first_us > lane.first_us:
+        lane.first_us = youngest.first_us  # the list stays in order; longer by no more than the lane was held
+    _enlist(acc, lane, LIST_LINGER)
 
 
 cdef outlet_t* _outlet_of(accumulator_t* acc, int32_t broker) noexcept nogil:
@@ -165,10 +143,11 @@ cdef chunk_t* detach(accumulator_t* acc, lane_t* lane) noexcept nogil:
         bytes += bytes_on_wire(acc, chunk)
         records += chunk.count
         if last != NULL and acc.request_bytes and (
-            bytes > acc.request_bytes or records > acc.request_records or (acc.hasty and lane.settled_records == 0)
+            bytes > acc.request_bytes or records > acc.request_records or (acc.hasty and not is_heard(lane))
         ):
             break
         last = chunk
+        _seal(acc, chunk)
         chunk.handed = 1
         acc.flying += chunk.charge
         lane.chunks_out += 1
@@ -178,7 +157,6 @@ cdef chunk_t* detach(accumulator_t* acc, lane_t* lane) noexcept nogil:
     if chunk == NULL:
         lane.tail = NULL
         lane.batch_open = False
-        _seal(acc, last)
         # Lanes that end their linger with little in the chunk go on with smaller ones.
         if chunks == last and lane.size_class > 0 and last.used + last.count * last.stride < last.capacity >> 2:
             lane.size_class -= 1

@@ -176,7 +176,8 @@ cdef void _expire_flying(accumulator_t* acc, lane_t* lane, int64_t before_us) no
     cdef uint32_t i
     fp_spin_lock(&lane.spin)
     chunk = lane.fly_head
-    while chunk != NULL and chunk.created_us < before_us:
+    # Strict: what was handed over together with a record that has timed out goes the same way.
+    while chunk != NULL and (chunk.created_us < before_us or (acc.strict and overdue != NULL)):
         if not chunk.published and chunk.sent == chunk.count:
             for i in range(chunk.count):
                 if slot_at(chunk, i).state == PENDING:

@@ -143,7 +143,7 @@ cdef int64_t append_run(
     stop = min(stop, start + max(room, 0) // max(acc.record_overhead, 1))
     capacity = chunk.capacity
     if acc.request_bytes:
-        if acc.hasty and lane.in_records == 1:
+        if acc.hasty and not is_heard(lane):
             return 0
         stop = min(stop, start + acc.request_records - chunk.count)
         capacity = min(capacity, acc.request_bytes - _pinned_bytes(acc, chunk))
@@ -254,6 +254,7 @@ cdef int route_undecided(accumulator_t* acc, topic_t* topic, int32_t* wanted) no
         else:
             if chunk.rich:
                 more.partition = record.partition  # for the callback
+            lane.broken = acc.strict
             resolve(lane, chunk, i, ERR_APPLICATION if status == APPEND_NO_CHOICE else ERR_UNKNOWN_PARTITION, -1)
         chunk.sent = chunk.returned = chunk.resolved
     _count_new_chunks(acc, chunk.epoch, acc.live_chunks - before)

@@ -190,6 +190,14 @@ cdef int reject_rest(Runtime self, Receipt receipt, Block block, int64_t start) 
     return 0
 
 
+cdef void end_topic(Runtime self, topic_t* topic) noexcept:
+    """A strict producer has rejected a record and raised nothing: no later one may be written."""
+    if self.client.acc.strict and topic != NULL:
+        pthread_mutex_lock(&self.client.acc.lock)
+        topic.undecided.broken = True
+        pthread_mutex_unlock(&self.client.acc.lock)
+
+
 cdef int submit_one(
     Runtime self, Receipt receipt, Block block, topic_t* topic, const int32_t* wanted, const int64_t* stamps, bint zero_copy,
     int64_t i,
@@ -247,12 +255,14 @@ cdef int submit_one(
         check_size(self, &record)
         admit(self, topic, &record)
     except BufferFullError:
+        end_topic(self, topic)
         reject_rest(self, receipt, block, i)
     except (TypeError, ValueError, KafkaException) as error:
         if isinstance(error, KafkaException) and error.args[0].code() == ERR__STATE:
             raise
         block.rejected[index] = error.with_traceback(None)
         receipt.rejected += 1
+        end_topic(self, topic)
         if self.transactional:  # nothing is raised: the commit must know
             self.count_failures(error.args[0].code() if isinstance(error, KafkaException) else ERR__INVALID_ARG, 1)
     return 0
