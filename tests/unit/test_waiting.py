@@ -151,10 +151,14 @@ def test_a_callback_is_told_that_it_waits_for_itself(mock_cluster: MockCluster) 
     assert all("callback" in text for text in raised)
 
 
+@pytest.mark.mock_cluster(brokers=1, topics={"t": 8})
 def test_a_short_pool_ends_the_linger_however_often(mock_cluster: MockCluster) -> None:
     """What was set aside for waiters must not count as on its way for ever: then nothing would end the linger."""
-    options = {"buffer.memory": 1 << 20, "linger.ms": 600_000, "sticky.batch.size": 10_000_000, "max.block.ms": 20_000}
+    options = {"buffer.memory": 1 << 20, "linger.ms": 600_000, "sticky.batch.size": 10_000_000, "max.block.ms": 30_000}
     with Producer(conf(mock_cluster, **options)) as producer:
-        for number in range(15_000):
-            producer.produce("t", b"v" * 100, partition=number % 3)
+        for partition in range(8):
+            producer.produce("t", b"warm", partition=partition)
+        producer.flush(120)
+        for number in range(60_000):
+            producer.produce("t", b"v" * 100, partition=number % 8)
         assert producer.flush(120) == 0
