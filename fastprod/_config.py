@@ -150,7 +150,7 @@ def _lingers(settings: Settings) -> tuple[float, float]:
     librdkafka begins to send with the first record that it gets. A little patience lets it see all of what we hand
     over: then that is one request. It sleeps in whole milliseconds, so that takes one.
     """
-    if settings.linger_ms == 0 or not settings.idempotent:
+    if not settings.idempotent or (settings.linger_ms == 0 and not settings.strict):
         return settings.linger_ms, 0
     return max(0, settings.linger_ms - 1), HAND_OVER_MS
 

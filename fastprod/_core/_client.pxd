@@ -70,6 +70,7 @@ ctypedef struct client_t:
     int64_t draining            # threads that may have taken delivery reports which are not counted yet
     char* statistics            # owned: librdkafka's last ones, as JSON, or NULL; under `acc.lock`
     bint statistics_wanted      # by the user's callback too
+    bint fatal                  # librdkafka has said that it will send nothing more
     bint no_offsets             # acks=0: librdkafka counts on from its «invalid offset», which means nothing
 
 cdef void set_newborn(client_t*) noexcept nogil

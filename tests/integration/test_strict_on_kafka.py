@@ -2,7 +2,10 @@
 
 import time
 from collections import defaultdict
+from typing import Any
 
+import numpy as np
+import pytest
 from confluent_kafka import KafkaError
 from programs import wait_until
 
@@ -66,3 +69,40 @@ def test_brokers_frozen_for_longer_than_the_delivery_timeout(kafka_cluster: Kafk
         assert set(outcomes.values()) <= {None, KafkaError._MSG_TIMED_OUT, KafkaError._GAPLESS_GUARANTEE}
         assert found[partition] == list(range(len(found[partition])))
         assert len(found[partition]) >= len(acknowledged)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"linger.ms": 0}, {"queue.buffering.max.messages": 300}, {"headers": True}],
+    ids=["plain", "no linger", "small queue", "one by one"],
+)
+def test_a_refused_batch_ends_the_producer(kafka_cluster: KafkaCluster, topic: str, more: dict[str, Any]) -> None:
+    """A compacted topic refuses records without a key.
+
+    librdkafka may begin to send a hand-over before it has all of it: what it still has must not follow.
+    """
+    kafka_cluster.create_topic(topic, 2, config={"cleanup.policy": "compact"})
+    count, bad = 30_000, 12_345
+    headers = [("h", b"v")] if more.get("headers") else None
+    config = {"bootstrap.servers": kafka_cluster.bootstrap_servers, "strict.order": True, "log_level": 0}
+    config |= {"error_cb": lambda error: None}
+    config |= {name: value for name, value in more.items() if name != "headers"}
+    with Producer(config) as producer:
+        values = [b"%06d" % number for number in range(count)]
+        keys = [None if number == bad else b"k" for number in range(count)]
+        receipt = producer.produce_many(
+            topic, values, keys, partitions=np.zeros(count, np.int32), headers=headers and [headers] * count
+        )
+        assert receipt.wait(120)
+        failed = [one.index for one in receipt.errors]
+        assert failed == list(range(failed[0], count)), "the first failure is the last word"
+        assert failed[0] <= bad
+        codes: list[int] = []
+        for partition in (0, 1):
+            producer.produce(
+                topic, b"later", b"k", partition=partition, on_delivery=lambda error, _: codes.append(error.code())
+            )
+        assert producer.flush(120) == 0
+        assert codes == [KafkaError._GAPLESS_GUARANTEE, KafkaError._FATAL]
+    found = [record.value() for record in kafka_cluster.records(topic)]
+    assert found == values[: failed[0]]

@@ -89,33 +89,6 @@ def test_what_waits_behind_it_fails_with_it(cluster: MockCluster) -> None:
     assert outcomes.codes == {b"warm": None, b"old": KafkaError._MSG_TIMED_OUT, b"young": KafkaError._GAPLESS_GUARANTEE}
 
 
-@pytest.mark.parametrize(
-    "more",
-    [{}, {"linger_ms": 0}, {"queue_buffering_max_messages": 300}, {"headers": True}],
-    ids=["plain", "hasty", "small queue", "one by one"],
-)
-def test_a_refused_batch_ends_the_producer(cluster: MockCluster, more: dict[str, Any]) -> None:
-    """Also when librdkafka begins to send a hand-over before it has all of it: what it still has must not follow."""
-    headers = more.pop("headers", None) and [("h", b"v")]
-    with Producer(conf(cluster, message_timeout_ms=60_000, **more)) as producer:
-        producer.produce("t", b"warm", partition=0)
-        producer.flush(120)
-        cluster.push_errors("Produce", "INVALID_RECORD", broker=1, rtt_ms=20)
-        cluster.push_errors("Produce", "INVALID_RECORD", broker=2, rtt_ms=20)
-        receipt = producer.produce_many(
-            "t", [b"%06d" % n for n in range(9000)], partitions=np.zeros(9000, np.int32), headers=headers
-        )
-        assert receipt.wait(120)
-        failed = [one.index for one in receipt.errors]
-        assert failed == list(range(failed[0], 9000)), "the first failure is the last word"
-        outcomes = Outcomes()
-        producer.produce("t", b"later", partition=0, on_delivery=outcomes)
-        producer.produce("t", b"elsewhere", partition=1, on_delivery=outcomes)
-        producer.flush(120)
-        assert outcomes.codes == {b"later": KafkaError._GAPLESS_GUARANTEE, b"elsewhere": KafkaError._FATAL}
-    assert stored(cluster, 0) == [b"warm"] + [b"%06d" % n for n in range(failed[0])]
-
-
 def test_what_a_bulk_call_rejects_ends_its_topic(cluster: MockCluster) -> None:
     with Producer(conf(cluster, message_timeout_ms=60_000)) as producer:
         receipt = producer.produce_many("t", [b"1", b"x" * 1_100_000, b"3"], partitions=np.zeros(3, np.int32))

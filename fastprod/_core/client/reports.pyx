@@ -188,6 +188,8 @@ cdef void drain(client_t* client) noexcept nogil:
             _take_report(client, event)
         if kind == EVENT_ERROR:
             _note_trouble(client, rdkafka.event_error(event), rdkafka.event_error_string(event))
+            if rdkafka.event_error(event) == ERR__FATAL:
+                client.fatal = True
         if kind == EVENT_STATS:
             _take_statistics(client, rdkafka.event_stats(event))
         if kind == EVENT_ERROR or kind == EVENT_LOG or (kind == EVENT_STATS and client.statistics_wanted):

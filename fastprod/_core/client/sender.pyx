@@ -177,6 +177,11 @@ cdef void* sender_main(void* argument) noexcept nogil:
             _expire(client, now)
             if _look_for_stuck(client, now):
                 pthread_cond_signal(&client.scout_wake)
+            if client.fatal and not client.transactional:
+                # What librdkafka got while it gave everything up would otherwise lie there until it times out.
+                pthread_mutex_unlock(&acc.lock)
+                rdkafka.purge(client.rk, PURGE_F_QUEUE | PURGE_F_NON_BLOCKING)
+                pthread_mutex_lock(&acc.lock)
         if client.news or fp_load_ptr(&client.completed) != NULL:
             pthread_mutex_unlock(&acc.lock)
             drain(client)
