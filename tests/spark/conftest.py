@@ -37,6 +37,9 @@ def spark_available(tmp_path_factory: pytest.TempPathFactory) -> None:
         pytest.skip("Spark needs Java 17 or newer, and there is no java on the PATH")
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    # Dozens of JVMs that live for seconds: no time to optimise what they run.
+    for name in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
+        os.environ.setdefault(name, "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto")
     # Executors import fastprod from where the tests do; and find the data source as in an installed wheel.
     modules = tmp_path_factory.mktemp("modules")
     import fastprod.spark

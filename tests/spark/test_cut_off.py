@@ -199,11 +199,12 @@ def test_a_cancelled_job_leaves_nothing_and_is_written_by_the_next(spark, kafka_
     nap = f"if(id % 500 = 0 AND {asked}, replace(java_method('java.lang.Thread', 'sleep', 500L), 'null', ''), '')"
     rows = spark.range(0, ROWS, 1, 2).selectExpr(f"concat(cast(id AS string), {nap}) AS value")
     failed = []
+    config = settings(kafka_cluster) | {"transaction.timeout.ms": 25_000}  # which is waited for
 
     def run() -> None:
         spark.sparkContext.setJobGroup(topic, "to be cancelled")
         try:
-            write(rows, topic, settings(kafka_cluster), exactly_once="task", job_id=topic)
+            write(rows, topic, config, exactly_once="task", job_id=topic)
         except Exception as problem:
             failed.append(problem)
 
@@ -218,7 +219,7 @@ def test_a_cancelled_job_leaves_nothing_and_is_written_by_the_next(spark, kafka_
     found = settled(kafka_cluster, topic, ROWS)
     assert (found.records, found.lost) == (0, ROWS), str(found)
     mended(spark)
-    write(rows, topic, settings(kafka_cluster), exactly_once="task", job_id=topic)
+    write(rows, topic, config, exactly_once="task", job_id=topic)
     all_there(kafka_cluster, topic)
 
 

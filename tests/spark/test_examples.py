@@ -20,6 +20,7 @@ def run(name: str, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_the_bulk_export(tmp_path) -> None:
     output = run("spark_bulk_export.py", "--rows", "20000", "--report", str(tmp_path / "report.html"))
     assert "20,000 orders read, 20,000 acknowledged, 20,000 by partition" in output
