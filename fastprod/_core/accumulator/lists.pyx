@@ -54,11 +54,13 @@ cdef void _enlist(accumulator_t* acc, lane_t* lane, int where) noexcept nogil:
     cdef bint due = where == LIST_READY or lane.due
     if acc.request_bytes and lane.chunks_out and not is_broken(lane):
         where = LIST_HELD
+    if lane.where == where:  # as for every record beyond a full batch: nobody needs to be told
+        lane.due = due
+        return
     list = _list(lane, where)
-    if lane.where != where:
-        _unlist(lane)
-        _push(list, lane, False)
-        lane.where = where
+    _unlist(lane)
+    _push(list, lane, False)
+    lane.where = where
     lane.due = due
     if where == LIST_HELD:
         return
