@@ -240,8 +240,7 @@ def test_records_sent_again_are_known_by_partition_with_librdkafkas_next_statist
             one.produce(TOPIC, b"v", partition=number)
         one.flush()
         mock_cluster.push_errors("Produce", "NOT_LEADER_FOR_PARTITION")
-        for _ in range(25):
-            one.produce(TOPIC, b"v", partition=2)
+        one.produce_many(TOPIC, [b"v"] * 25, partitions=[2] * 25)  # a single call: one request
         one.flush()
         deadline = time.monotonic() + 120
         while one.stats().topics[TOPIC].partitions[2].retries < 25 and time.monotonic() < deadline:
