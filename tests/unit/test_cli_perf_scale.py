@@ -468,6 +468,7 @@ def test_a_lock_that_nobody_waits_for_is_no_figure(monkeypatch):
 
     monkeypatch.setattr(_scale, "_producer", lambda stage, options: Free())
     monkeypatch.setattr(_scale, "_drop", lambda stage, producer: None)
+    monkeypatch.setattr(_scale, "_sleeps", lambda: 0)
     with pytest.raises(Unfit, match="never waited"):
         _scale.longest_hold_ms(FreeStage(), 1)
 

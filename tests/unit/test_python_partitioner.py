@@ -40,13 +40,16 @@ def test_one_that_raises_fails_that_record_alone_before_and_after_metadata(
     def note(error: Any, message: Any) -> None:
         outcomes.append((message.key(), None if error is None else error.name(), message.partition()))
 
+    mock_cluster.set_rtt(500)  # metadata waits for us
     with Producer(conf(mock_cluster, partitioner=partitioner)) as producer:
         if calls == "produce":
             for key in keys:  # metadata is not there yet
                 producer.produce("t", b"v", key, on_delivery=note)
+            mock_cluster.set_rtt(0)
             assert producer.flush(120) == 0
         else:
             receipt = producer.produce_many("t", [b"v"] * 6, keys)
+            mock_cluster.set_rtt(0)
             assert receipt.wait(120)
             assert [(failed.index, failed.error.name()) for failed in receipt.errors] == [
                 (1, "_APPLICATION"),
@@ -139,10 +142,12 @@ def test_a_purge_gives_up_what_it_is_being_asked_about(mock_cluster: MockCluster
 
     partitioner = Purges()
     failed: list[str] = []
+    mock_cluster.set_rtt(500)  # metadata waits for us: all ten are asked about in one go
     with Producer(conf(mock_cluster, partitioner=partitioner)) as producer:
         partitioner.producer = producer
         for _ in range(10):
             producer.produce("t", b"v", on_delivery=lambda error, message: failed.append(error.name()))
+        mock_cluster.set_rtt(0)
         assert producer.flush(120) == 0
         assert failed == ["_PURGE_QUEUE"] * 10
         producer.produce("t", b"later")

@@ -88,8 +88,8 @@ def test_records_that_are_not_acknowledged_in_time_leave_both_ways_open(
 ) -> None:
     for end in (producer.commit_transaction, producer.abort_transaction):
         producer.begin_transaction()
-        producer.produce("t", b"v")
         mock_cluster.set_rtt(700)
+        producer.produce("t", b"v")
         with pytest.raises(KafkaException, match="commit again or abort"):
             producer.commit_transaction(0.05)
         assert code(producer.produce, "t", b"late") == KafkaError._STATE
