@@ -106,9 +106,11 @@ def test_a_partitioner_that_raises_ends_its_topic(cluster: MockCluster) -> None:
             return 0
 
     outcomes = Outcomes()
+    cluster.set_rtt(500)  # metadata waits for us
     with Producer(conf(cluster, message_timeout_ms=60_000, partitioner=Second())) as producer:
         for value in (b"1", b"2", b"3"):
             producer.produce("t", value, on_delivery=outcomes)
+        cluster.set_rtt(0)
         producer.flush(120)
     assert outcomes.codes[b"2"] == KafkaError._APPLICATION
     assert outcomes.codes[b"3"] == KafkaError._GAPLESS_GUARANTEE
