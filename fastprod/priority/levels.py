@@ -1,0 +1,42 @@
+"""Levels and their topics: level i of the logical topic `orders` is the Kafka topic `orders-i`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastprod.priority.policies import check_levels
+
+__all__ = ["check_levels", "level_of", "level_topic", "level_topics", "logical_topic"]
+
+
+def level_topic(topic: str, priority: int) -> str:
+    return f"{topic}-{priority}"
+
+
+def level_topics(topic: str, max_priority: int) -> list[str]:
+    """The Kafka topics of a logical one, index = level."""
+    return [level_topic(topic, level) for level in range(max_priority)]
+
+
+def logical_topic(topic: str) -> str:
+    return _parts(topic)[0]
+
+
+def level_of(topic: str, max_priority: int) -> int:
+    """The level in a topic's name; ValueError if it has none, or one beyond the highest."""
+    level = _parts(topic)[1]
+    if level >= max_priority:
+        raise ValueError(f"topic {topic!r} is of level {level}, but levels go from 0 to {max_priority - 1}")
+    return level
+
+
+def _parts(topic: str) -> tuple[str, int]:
+    name, dash, level = topic.rpartition("-")
+    if not dash or not name or not level.isdecimal() or not level.isascii() or str(int(level)) != level:
+        raise ValueError(f"topic {topic!r} does not end in a level, as 'orders-0' does")
+    return name, int(level)
+
+
+def check_priority(priority: Any, max_priority: int) -> None:
+    if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority < max_priority:
+        raise ValueError(f"priority={priority!r} must be a whole number from 0, the lowest, to {max_priority - 1}")
