@@ -38,8 +38,8 @@ def exponential(max_priority: int, max_poll_records: int) -> list[int]:
     least = 2**max_priority - 1
     if not _is_whole(max_poll_records) or max_poll_records < least:
         raise ValueError(
-            f"max_poll_records={max_poll_records!r} is too small: {max_priority} levels, each twice the one below, need at "
-            f"least {least}"
+            f"max_poll_records={max_poll_records!r} is too small: {max_priority} levels, each twice the one below, need "
+            f"at least {least}"
         )
     unit = max_poll_records // least
     shares = [unit << level for level in range(max_priority)]
@@ -51,7 +51,7 @@ class CapacityBurst:
     """Each level has a reserved capacity; a busy one borrows what the others have not used for a while.
 
     A level is eligible when at least `maxout_threshold` of its last `history` counts reached its reserved capacity. The
-    highest eligible level then bursts: it may also have what each other level has left unused in all of these polls. All
+    highest eligible level then bursts: it may also have what each other level left unused in all of these polls. All
     others keep their own. `distributor` cuts `max_poll_records` into the reserved capacities.
     """
 
@@ -69,8 +69,8 @@ class CapacityBurst:
             raise ValueError(f"history={history!r} must be a whole number from 1 up: so many polls are looked back")
         if not _is_whole(maxout_threshold) or not 1 <= maxout_threshold <= history:
             raise ValueError(
-                f"maxout_threshold={maxout_threshold!r} must be from 1 to history={history}: so many of these polls must have "
-                "reached the reserved capacity"
+                f"maxout_threshold={maxout_threshold!r} must be from 1 to history={history}: so many of these polls must "
+                "have reached the reserved capacity"
             )
         self.reserved = _checked_distribution(distributor, max_priority, max_poll_records)
         self.maxout_threshold = maxout_threshold
@@ -234,8 +234,8 @@ def _checked_distribution(distributor: Distributor, max_priority: int, max_poll_
         or sum(found) > max_poll_records
     ):
         raise ValueError(
-            f"the distributor must give {max_priority} whole numbers from 1 up that add up to {max_poll_records} at most, "
-            f"not {shares!r}"
+            f"the distributor must give {max_priority} whole numbers from 1 up that add up to {max_poll_records} at "
+            f"most, not {shares!r}"
         )
     return found
 
