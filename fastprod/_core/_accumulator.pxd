@@ -14,7 +14,7 @@ from fastprod._core._balance cimport load_table_t, partial_t, random_t, sticky_t
 from fastprod._core._columns cimport column_t
 from fastprod._core._headers cimport headers_head
 from fastprod._core._histogram cimport histogram_t
-from fastprod._core._platform cimport fp_load64, pthread_cond_t, pthread_mutex_t
+from fastprod._core._platform cimport fp_grow64, fp_load64, pthread_cond_t, pthread_mutex_t
 
 cdef enum:
     POLICY_UNIFORM = 0      # KIP-794: sticky by bytes, weighted by queue size
@@ -90,9 +90,9 @@ ctypedef struct receipt_t:    # outcome of bulk calls; under the accumulator's l
     int64_t bytes             # of their keys and values
     int64_t acknowledged
     int64_t failed            # of the accepted ones
-    extent_t* extents         # owned
+    extent_t* extents         # owned: a hash table; places without a topic are free
     int32_t extent_count
-    int32_t extent_capacity
+    int32_t extent_capacity   # its places
 
 ctypedef struct block_t:      # records of a bulk call that share their source buffers; under the lock as well
     int32_t refs              # the Python side and every chunk: at 1 librdkafka is done with the buffers
@@ -205,9 +205,7 @@ ctypedef struct lane_t:
     int64_t failed_records
     int64_t failed_bytes
     int64_t progress_us       # last acknowledgement, or when the lane stopped being idle
-    # under the accumulator's lock
-    int32_t extent_at         # where the last receipt keeps what was written here; a guess
-    # for stats(), under that lock too
+    # for stats(), under the accumulator's lock
     histogram_t* latency      # owned: from the first record of a chunk to the last one's acknowledgement; NULL = none yet
     int64_t settled_then      # settled_records when librdkafka's last statistics came
     int64_t retries           # most records that librdkafka was seen to have sent again
@@ -349,7 +347,7 @@ ctypedef struct accumulator_t:
     flusher_t* flushers
     # counters
     uint64_t drops            # grows when everything that waits is given up
-    uint64_t news             # grows whenever somebody who waits on `done` should look again
+    int64_t news              # grows whenever somebody who waits on `done` should look again
     int64_t failed            # records that failed since it was last set to 0: transactions ask
     int32_t first_error       # why the first of them did
     int64_t records           # accepted, outcome open
@@ -375,11 +373,11 @@ cdef inline int64_t queued_bytes(lane_t* lane) noexcept nogil:
 cdef inline void count_settled(lane_t* lane, slot_t* slot, bint failed) noexcept nogil:
     """A record has its outcome; `lane.spin` is held."""
     cdef int64_t size = <int64_t>slot.size + slot.key_size
-    lane.settled_records += 1
-    lane.settled_bytes += size
+    fp_grow64(&lane.settled_records, 1)
+    fp_grow64(&lane.settled_bytes, size)
     if failed:
-        lane.failed_records += 1
-        lane.failed_bytes += size
+        fp_grow64(&lane.failed_records, 1)
+        fp_grow64(&lane.failed_bytes, size)
 
 cdef inline bint is_heard(lane_t* lane) noexcept nogil:
     """Whether a broker has ever acknowledged a record of the lane."""

@@ -31,6 +31,7 @@ from fastprod._core._histogram cimport histogram_add, histogram_t
 from fastprod._core._platform cimport (
     fp_assert,
     fp_cond_init,
+    fp_grow64,
     fp_load64,
     fp_now_us,
     fp_spin_lock,

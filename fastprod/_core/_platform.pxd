@@ -54,6 +54,8 @@ cdef extern from * nogil:
 
     static inline int64_t fp_load64(int64_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
     static inline void fp_store64(int64_t *p, int64_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
+    /* for what one lock guards for writing and anybody reads */
+    static inline void fp_grow64(int64_t *p, int64_t v) { fp_store64(p, fp_load64(p) + v); }
     static inline int64_t fp_add64(int64_t *p, int64_t v) { return __atomic_add_fetch(p, v, __ATOMIC_RELAXED); }
     static inline void *fp_load_ptr(void **p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
     static inline void fp_store_ptr(void **p, void *v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
@@ -99,6 +101,7 @@ cdef extern from * nogil:
     void fp_spin_unlock(int*)
     int64_t fp_load64(int64_t*)
     void fp_store64(int64_t*, int64_t)
+    void fp_grow64(int64_t*, int64_t)
     int64_t fp_add64(int64_t*, int64_t)
     void* fp_load_ptr(void**)
     void fp_store_ptr(void**, void*)

@@ -130,11 +130,13 @@ from fastprod._core._message cimport Message
 from fastprod._core._platform cimport (
     fp_cond_init,
     fp_cond_wait_until,
+    fp_grow64,
     fp_load64,
     fp_load_ptr,
     fp_now_us,
     fp_spin_lock,
     fp_spin_unlock,
+    fp_store_ptr,
     pthread_cond_broadcast,
     pthread_cond_destroy,
     pthread_cond_signal,
@@ -505,7 +507,7 @@ cdef class Runtime:
             pthread_mutex_lock(&self.client.acc.lock)
             memcpy(text, self.client.trouble, sizeof(text))
             pthread_mutex_unlock(&self.client.acc.lock)
-        if self.client.trouble_us <= fp_load64(&self.client.progress_us):
+        if fp_load64(&self.client.trouble_us) <= fp_load64(&self.client.progress_us):
             return None
         return text.decode(errors="replace")
 
@@ -527,14 +529,14 @@ cdef class Runtime:
         """Raises when brokers refuse us from the start, once for every time they do."""
         cdef client_t* client = self.client
         if (
-            client.trouble_us > self.told_us
-            and client.trouble_us > client.reached_us
-            and client.progress_us == 0
+            fp_load64(&client.trouble_us) > self.told_us
+            and fp_load64(&client.trouble_us) > fp_load64(&client.reached_us)
+            and fp_load64(&client.progress_us) == 0
             and client.connected == 0
             and client.trouble_code in (ERR__AUTHENTICATION, ERR__SSL)
             and self.error_cb is None
         ):
-            self.told_us = client.trouble_us
+            self.told_us = fp_load64(&client.trouble_us)
             raise AuthenticationError(KafkaError(client.trouble_code, self.trouble()))
         return 0
 
@@ -609,10 +611,10 @@ cdef class Runtime:
     def await_flight(self, double timeout):
         """Waits until librdkafka has no record any more, at most so many seconds. Runs no callbacks."""
         cdef int64_t until = _until(timeout)
-        cdef uint64_t seen = self.client.acc.news
+        cdef int64_t seen = fp_load64(&self.client.acc.news)
         while is_flying(&self.client.acc) and fp_now_us() < until and not self.closed:
             wait_for_news(self, until, seen)
-            seen = self.client.acc.news
+            seen = fp_load64(&self.client.acc.news)
 
     def outstanding(self):
         """Records without outcome, plus callbacks and events that wait for poll()."""

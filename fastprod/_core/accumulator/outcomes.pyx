@@ -62,7 +62,7 @@ cdef void _tell_receipt(chunk_t* chunk, run_t* run) noexcept nogil:
 
 cdef void tell_news(accumulator_t* acc) noexcept nogil:
     """Something has happened that callers wait for."""
-    acc.news += 1
+    fp_grow64(&acc.news, 1)
     if acc.done_waiting:
         pthread_cond_broadcast(&acc.done)
 
@@ -74,8 +74,8 @@ cdef void publish(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
     cdef int64_t records = chunk.count - chunk.moved
     fp_assert(chunk.resolved == chunk.count and not chunk.published)
     chunk.published = 1
-    acc.live_chunks -= 1
-    acc.records -= records
+    fp_grow64(&acc.live_chunks, -1)
+    fp_grow64(&acc.records, -records)
     if records > chunk.failed:
         count_latency(chunk.lane, fp_now_us() - chunk.created_us, records - chunk.failed)
     if chunk.failed:
@@ -91,15 +91,15 @@ cdef void publish(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
             _tell_receipt(chunk, run)
         run = run.next
     if chunk.callbacks:
-        acc.deliveries_open += 1
+        fp_grow64(&acc.deliveries_open, 1)
         chunk.refs += 1
         chunk.next = NULL
         if acc.last_delivery != NULL:
             acc.last_delivery.next = chunk
         else:
-            acc.deliveries = chunk
+            fp_store_ptr(<void**>&acc.deliveries, chunk)
         acc.last_delivery = chunk
-        acc.callbacks_due += chunk.callbacks
+        fp_grow64(&acc.callbacks_due, chunk.callbacks)
         if acc.waiters != NULL:  # it may be in vain to wait now: see append_slowly
             pthread_cond_signal(&acc.waiters.wake)
     tell_news(acc)

@@ -133,11 +133,11 @@ cdef int _place(accumulator_t* acc, lane_t* lane, record_t* record) noexcept nog
     if acc.spare:
         _set_aside(acc, chunk, acc.spare - (chunk.charge if chunk.count == 1 else extra))
         acc.spare = 0
-    acc.records += 1
+    fp_grow64(&acc.records, 1)
     if queued_records(lane) == 0:
         fp_store64(&lane.progress_us, chunk.created_us)
-    lane.in_records += 1
-    lane.in_bytes += size + key_size
+    fp_grow64(&lane.in_records, 1)
+    fp_grow64(&lane.in_bytes, size + key_size)
     if undecided:
         return APPEND_OK
     if acc.place_epoch != acc.epoch:  # waited for metadata, and somebody has flushed meanwhile

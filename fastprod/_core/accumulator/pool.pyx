@@ -179,7 +179,7 @@ cdef int _chunk_new(
     chunk.created_us = acc.place_us if acc.place_us else fp_now_us()
     chunk.created_ms = acc.place_ms if acc.place_us else fp_wall_ms()
     acc.used += bytes
-    acc.live_chunks += 1
+    fp_grow64(&acc.live_chunks, 1)
     out[0] = chunk
     return APPEND_OK
 

@@ -35,35 +35,41 @@ cdef int _block_add_failure(block_t* block, int64_t index, int32_t error, int32_
     return 0
 
 
+cdef extent_t* _extent_place(extent_t* extents, int32_t capacity, topic_t* topic, int32_t partition) noexcept nogil:
+    """Where a partition is kept in a table of a power of two places, or the free one where it would be."""
+    cdef uint32_t place = (topic.hash ^ <uint32_t>partition * 2654435761U) & <uint32_t>(capacity - 1)
+    while extents[place].topic != NULL and (extents[place].partition != partition or extents[place].topic != topic):
+        place = (place + 1) & <uint32_t>(capacity - 1)
+    return &extents[place]
+
+
+cdef int _grow_extents(receipt_t* receipt) noexcept nogil:
+    cdef int32_t i, capacity = max(8, receipt.extent_capacity * 2)
+    cdef extent_t* grown = <extent_t*>calloc(capacity, sizeof(extent_t))
+    cdef extent_t* extent
+    if grown == NULL:
+        return -1
+    for i in range(receipt.extent_capacity):
+        extent = &receipt.extents[i]
+        if extent.topic != NULL:
+            _extent_place(grown, capacity, extent.topic, extent.partition)[0] = extent[0]
+    free(receipt.extents)
+    receipt.extents = grown
+    receipt.extent_capacity = capacity
+    return 0
+
+
 cdef int _receipt_add_extent(receipt_t* receipt, lane_t* lane, int64_t acknowledged, const run_t* run) noexcept nogil:
-    """Adds what a run wrote. The lane remembers the place, which saves the search in topics of many partitions."""
-    cdef extent_t* extent = NULL
-    cdef int32_t i, capacity
-    cdef void* grown
-    if lane.extent_at < receipt.extent_count:
-        extent = &receipt.extents[lane.extent_at]
-        if extent.partition != lane.partition or extent.topic != lane.topic:
-            extent = NULL
-    if extent == NULL:
-        for i in range(receipt.extent_count - 1, -1, -1):
-            if receipt.extents[i].partition == lane.partition and receipt.extents[i].topic == lane.topic:
-                extent = &receipt.extents[i]
-                break
-    if extent == NULL:
-        if receipt.extent_count == receipt.extent_capacity:
-            capacity = max(8, receipt.extent_capacity * 2)
-            grown = realloc(receipt.extents, capacity * sizeof(extent_t))
-            if grown == NULL:
-                return -1
-            receipt.extents = <extent_t*>grown
-            receipt.extent_capacity = capacity
-        extent = &receipt.extents[receipt.extent_count]
+    """Adds what a run wrote; without memory for it, -1."""
+    cdef extent_t* extent
+    if receipt.extent_count * 2 >= receipt.extent_capacity and _grow_extents(receipt) < 0:
+        return -1
+    extent = _extent_place(receipt.extents, receipt.extent_capacity, lane.topic, lane.partition)
+    if extent.topic == NULL:
         receipt.extent_count += 1
         extent.topic = lane.topic
         extent.partition = lane.partition
-        extent.records = extent.unknown = 0
         extent.first = extent.last = -1
-    lane.extent_at = <int32_t>(extent - receipt.extents)
     extent.records += acknowledged
     extent.unknown += run.unknown
     if run.first_offset >= 0 and (extent.first < 0 or run.first_offset < extent.first):

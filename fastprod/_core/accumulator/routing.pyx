@@ -174,9 +174,9 @@ cdef int64_t append_run(
     topic.sticky.produced = topic.sticky.bound * 2 - left
     i -= start
     _draw(acc, chunk, i * acc.record_overhead)
-    acc.records += i
-    lane.in_records += i
-    lane.in_bytes += total
+    fp_grow64(&acc.records, i)
+    fp_grow64(&lane.in_records, i)
+    fp_grow64(&lane.in_bytes, total)
     if block != NULL:
         block.taken += i
         block.receipt.accepted += i
@@ -241,13 +241,13 @@ cdef int route_undecided(accumulator_t* acc, topic_t* topic, int32_t* wanted) no
         if status == APPEND_NO_MEMORY:
             break
         if status == APPEND_OK:
-            lane.in_records -= 1
+            fp_grow64(&lane.in_records, -1)
             lane.in_bytes -= <int64_t>slot.size + slot.key_size
             slot.state = MOVED
             chunk.moved += 1
             run.moved += 1
             chunk.resolved += 1
-            acc.records -= 1
+            fp_grow64(&acc.records, -1)
             if chunk.rich and more.callback != NULL:
                 more.callback = NULL
                 chunk.callbacks -= 1

@@ -50,7 +50,7 @@ cdef rd_kafka_resp_err_t _on_broker_state(
     fp_spin_unlock(&client.brokers_lock)
     if up:
         pthread_mutex_lock(&client.acc.lock)
-        client.reached_us = fp_now_us()
+        fp_store64(&client.reached_us, fp_now_us())
         pthread_cond_signal(&client.scout_wake)
         pthread_mutex_unlock(&client.acc.lock)
     return 0

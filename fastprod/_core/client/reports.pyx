@@ -150,7 +150,7 @@ cdef void _note_trouble(client_t* client, int32_t error, const char* text) noexc
         pthread_mutex_lock(&client.acc.lock)
         strncpy(client.trouble, text, sizeof(client.trouble) - 1)
         client.trouble_code = error
-        client.trouble_us = fp_now_us()
+        fp_store64(&client.trouble_us, fp_now_us())
         pthread_mutex_unlock(&client.acc.lock)
 
 

@@ -182,7 +182,7 @@ cdef bint wait_for_room(Runtime self, waiter_t* waiter, int64_t least, int64_t u
 cdef bint is_alone(Runtime self) noexcept nogil:
     """Whether it is in vain to wait for room: callbacks hold memory until they have run, and only we would run them."""
     cdef client_t* client = self.client
-    return client.acc.live_chunks == 0 and client.acc.deliveries_open > 0 and (
+    return fp_load64(&client.acc.live_chunks) == 0 and fp_load64(&client.acc.deliveries_open) > 0 and (
         client.poller == 0 or client.poller == PyThread_get_thread_ident()
     )
 

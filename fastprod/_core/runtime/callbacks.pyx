@@ -1,16 +1,18 @@
 # Waiting for outcomes, and running callbacks.
 
-cdef int wait_for_news(Runtime self, int64_t until_us, uint64_t seen) except -1:
+cdef int wait_for_news(Runtime self, int64_t until_us, int64_t seen) except -1:
     """Sleeps until something has happened since `seen`, at most a slice; looks for Ctrl-C."""
     cdef accumulator_t* acc = &self.client.acc
+    cdef bint more
     with nogil:
         pthread_mutex_lock(&acc.lock)
         acc.done_waiting += 1
         if not self.client.stop and not self.client.news and acc.news == seen:
             fp_cond_wait_until(&acc.done, &acc.lock, min(until_us, fp_now_us() + SLICE_US))
         acc.done_waiting -= 1
+        more = self.client.news
         pthread_mutex_unlock(&acc.lock)
-        if self.client.news:
+        if more:
             drain_as_guest(self.client, 0)  # sooner than through the sender
     PyErr_CheckSignals()
     return 0
@@ -31,7 +33,7 @@ cdef int64_t wait_and_dispatch(Runtime self, double timeout) except -1:
     """poll()"""
     cdef int64_t until
     cdef int64_t served
-    cdef uint64_t seen
+    cdef int64_t seen
     if self.closed:
         raise RuntimeError("Producer has been closed")
     self.check_fork()
@@ -42,8 +44,8 @@ cdef int64_t wait_and_dispatch(Runtime self, double timeout) except -1:
         return served
     until = _until(timeout)
     while served == 0 and fp_now_us() < until and not self.closed:
-        seen = self.client.acc.news
-        if self.client.acc.deliveries == NULL and self.client.events == NULL:
+        seen = fp_load64(&self.client.acc.news)
+        if fp_load_ptr(<void**>&self.client.acc.deliveries) == NULL and self.client.events == NULL:
             wait_for_news(self, until, seen)
         place_undecided(self)
         served = dispatch(self)
@@ -56,7 +58,7 @@ cdef int64_t flush(Runtime self, double timeout) except -1:
     cdef accumulator_t* acc = &self.client.acc
     cdef flusher_t flusher
     cdef flusher_t** link
-    cdef uint64_t seen
+    cdef int64_t seen
     cdef int64_t until = _until(timeout)
     cdef bint idle
     self.check()
@@ -78,7 +80,7 @@ cdef int64_t flush(Runtime self, double timeout) except -1:
             with nogil:
                 pthread_mutex_lock(&acc.lock)
                 idle = flusher.remaining <= 0
-                seen = acc.news
+                seen = fp_load64(&acc.news)
                 pthread_mutex_unlock(&acc.lock)
             dispatch(self)  # when all is done, this runs the last callbacks of what was flushed
             if not idle:
@@ -106,7 +108,7 @@ cdef int64_t dispatch(Runtime self) except -1:
     cdef event_t* event
     cdef int64_t served = 0
     client.poller = PyThread_get_thread_ident()
-    if client.events == NULL and client.acc.deliveries == NULL:
+    if client.events == NULL and fp_load_ptr(<void**>&client.acc.deliveries) == NULL:
         return 0
     errors = []
     while client.events != NULL:
@@ -131,11 +133,11 @@ cdef int64_t dispatch(Runtime self) except -1:
     last = client.acc.last_delivery  # what comes while callbacks run is for the next call
     pthread_mutex_unlock(&client.acc.lock)
     chunk = NULL
-    while last != NULL and chunk != last and client.acc.deliveries != NULL:
+    while last != NULL and chunk != last and fp_load_ptr(<void**>&client.acc.deliveries) != NULL:
         pthread_mutex_lock(&client.acc.lock)
         chunk = client.acc.deliveries
         if chunk != NULL:
-            client.acc.deliveries = chunk.next
+            fp_store_ptr(<void**>&client.acc.deliveries, chunk.next)
             if chunk.next == NULL:
                 client.acc.last_delivery = NULL
         pthread_mutex_unlock(&client.acc.lock)
@@ -199,9 +201,9 @@ cdef int64_t deliver(Runtime self, chunk_t* chunk, list errors) except -1:
             message._timestamp = -1
             message._timestamp_type = 0
         pthread_mutex_lock(&acc.lock)
-        acc.callbacks_due -= 1
+        fp_grow64(&acc.callbacks_due, -1)
         if last:
-            acc.deliveries_open -= 1
+            fp_grow64(&acc.deliveries_open, -1)
             chunk_release(acc, chunk)
         pthread_mutex_unlock(&acc.lock)
         if self.only_errors and error_code == 0:
@@ -215,7 +217,7 @@ cdef int64_t deliver(Runtime self, chunk_t* chunk, list errors) except -1:
             if not last:
                 pthread_mutex_lock(&acc.lock)
                 chunk.next = acc.deliveries
-                acc.deliveries = chunk
+                fp_store_ptr(<void**>&acc.deliveries, chunk)
                 if acc.last_delivery == NULL:
                     acc.last_delivery = chunk
                 pthread_mutex_unlock(&acc.lock)

@@ -133,11 +133,11 @@ cdef class Receipt:
         Sends what still lingers, and runs no callbacks.
         """
         cdef int64_t until = _until(-1 if timeout is None else timeout)
-        cdef uint64_t seen
+        cdef int64_t seen
         self.runtime.check_fork()
         hurry(self.runtime)
         while True:
-            seen = self.runtime.client.acc.news
+            seen = fp_load64(&self.runtime.client.acc.news)
             place_undecided(self.runtime)
             if self.done:
                 break
@@ -198,7 +198,7 @@ cdef class Receipt:
         cdef extent_t* copy
         cdef int32_t n
         self.lock()
-        n = self.c.extent_count
+        n = self.c.extent_capacity
         copy = <extent_t*>malloc(max(n, 1) * sizeof(extent_t))
         if copy != NULL and n:
             memcpy(copy, self.c.extents, n * sizeof(extent_t))
@@ -214,6 +214,7 @@ cdef class Receipt:
                     copy[i].unknown,
                 )
                 for i in range(n)
+                if copy[i].topic != NULL
             }
         finally:
             free(copy)
