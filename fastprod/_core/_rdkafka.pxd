@@ -194,6 +194,8 @@ cdef struct rdkafka_api:
     int32_t (*message_broker_id)(const rd_kafka_message_t*) noexcept nogil
     # events
     rd_kafka_queue_t* (*queue_get_main)(rd_kafka_t*) noexcept nogil
+    rd_kafka_queue_t* (*queue_get_consumer)(rd_kafka_t*) noexcept nogil
+    void (*queue_io_event_enable)(rd_kafka_queue_t*, int, const void*, size_t) noexcept nogil
     void (*queue_destroy)(rd_kafka_queue_t*) noexcept nogil
     rd_kafka_event_t* (*queue_poll)(rd_kafka_queue_t*, int) noexcept nogil
     void (*queue_cb_event_enable)(

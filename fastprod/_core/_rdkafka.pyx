@@ -60,6 +60,8 @@ cdef int _load() except -1:
     (<void**>&_table.message_timestamp)[0] = _resolve(library, b"message_timestamp")
     (<void**>&_table.message_broker_id)[0] = _resolve(library, b"message_broker_id")
     (<void**>&_table.queue_get_main)[0] = _resolve(library, b"queue_get_main")
+    (<void**>&_table.queue_get_consumer)[0] = _resolve(library, b"queue_get_consumer")
+    (<void**>&_table.queue_io_event_enable)[0] = _resolve(library, b"queue_io_event_enable")
     (<void**>&_table.queue_destroy)[0] = _resolve(library, b"queue_destroy")
     (<void**>&_table.queue_poll)[0] = _resolve(library, b"queue_poll")
     (<void**>&_table.queue_cb_event_enable)[0] = _resolve(library, b"queue_cb_event_enable")

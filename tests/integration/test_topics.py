@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka.admin import AdminClient, NewPartitions
+from programs import wait_until
 from reference import java_partition
 
 from fastprod import Producer
@@ -494,6 +495,11 @@ def test_a_throttled_client_delivers_everything_and_is_told(kafka_cluster: Kafka
     assert found.clean, str(found)
 
 
+def replicas_in_sync(cluster: KafkaCluster, topic: str) -> set[int]:
+    found = AdminClient({"bootstrap.servers": cluster.bootstrap_servers}).list_topics(topic, timeout=DEADLINE_S)
+    return {len(place.isrs) for place in found.topics[topic].partitions.values()}
+
+
 def test_too_few_replicas_make_records_wait_or_time_out(three_brokers: KafkaCluster, topic: str) -> None:
     count = 5000
     three_brokers.create_topic(topic, 3, config={"min.insync.replicas": 3})
@@ -505,6 +511,8 @@ def test_too_few_replicas_make_records_wait_or_time_out(three_brokers: KafkaClus
             assert producer.produce_many(topic, [b"warm-up"] * 30, partitions=[0, 1, 2] * 10).wait(DEADLINE_S)
         three_brokers.stop(3)
         try:
+            # Until the leaders know it, they store records and say afterwards that these are on too few replicas.
+            assert wait_until(lambda: replicas_in_sync(three_brokers, topic) == {2})
             outcomes = Outcomes()
             for value, key in zip(numbered(0, 100), some_keys(0, 100), strict=True):
                 hasty.produce(topic, b"hasty " + value, key, on_delivery=outcomes)

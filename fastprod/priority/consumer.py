@@ -1,0 +1,721 @@
+"""`CapacityBurstConsumer`: one consumer per level, and a policy that says how much each may bring."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+from types import TracebackType
+from typing import Any, TypeVar
+
+from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from fastprod._core import _arrivals
+from fastprod.priority import levels
+from fastprod.priority.policies import CapacityBurst, Distributor, Policy, exponential
+
+R = TypeVar("R")
+RebalanceCallback = Callable[["CapacityBurstConsumer", list[TopicPartition]], None]
+
+SERVE_S = 1.0  # each level is looked after so often, whatever it may bring: it stays in its group
+RATE_S = 10.0  # rates are taken over so long
+QUEUED_RECORDS = 100_000  # librdkafka's defaults for what a consumer fetches ahead
+QUEUED_KBYTES = 65_536
+SEED_NAMES = {
+    "max.priority": "max_priority",
+    "max.poll.records": "max_poll_records",
+    "max.poll.history.window.size": "history",
+    "min.poll.window.maxout.threshold": "maxout_threshold",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LevelStats:
+    """One level of a consumer."""
+
+    level: int
+    received: int
+    """Records that polls returned."""
+    capacity: int
+    """How many the next poll may bring."""
+    burst: int
+    """How many of these are borrowed from other levels."""
+    lag: int | None
+    """Records in the assigned partitions that polls have not returned; None before brokers have told."""
+    rate: float
+    """Records per second, of the last ten seconds."""
+
+
+class CapacityBurstConsumer:
+    """Consumes several priority levels, each within its capacity; one that is busy borrows what others leave unused.
+
+    Level i of the topic `orders` is the Kafka topic `orders-i`, read in the group `<group.id>-i` by a
+    confluent_kafka.Consumer of its own, with the rest of `config` as it is. A poll returns at most `max_poll_records`
+    records, those of the highest level first.
+
+    Offsets of what a poll returned are stored when the next one begins, or by `commit()` and `close()`: what is
+    committed has been processed. Set `enable.auto.offset.store` to False to call `store_offsets()` yourself.
+
+    One thread polls. Rebalance callbacks run in `poll()`, and get this consumer.
+
+    >>> with CapacityBurstConsumer(config, max_priority=3, max_poll_records=50) as consumer:
+    ...     consumer.subscribe(["orders"])
+    ...     while True:
+    ...         for message in consumer.poll(1.0):
+    ...             print(consumer.priority_of(message), message.value())
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        max_priority: int | None = None,
+        max_poll_records: int | None = None,
+        *,
+        history: int | None = None,
+        maxout_threshold: int | None = None,
+        distributor: Distributor = exponential,
+        policy: Policy | None = None,
+    ) -> None:
+        self._levels: list[_Level] = []
+        self._closed = False
+        options = dict(config)
+        given = {
+            "max_priority": max_priority,
+            "max_poll_records": max_poll_records,
+            "history": history,
+            "maxout_threshold": maxout_threshold,
+        }
+        for name, argument in SEED_NAMES.items():
+            if name in options:
+                value = options.pop(name)
+                given[argument] = _agreed(argument, given[argument], name, value)
+        for argument in ("max_priority", "max_poll_records"):
+            if given[argument] is None:
+                raise ValueError(f"{argument} is missing: give it as an argument or in the configuration")
+        self.max_priority: int = given["max_priority"]  # type: ignore[assignment]
+        self.max_poll_records: int = given["max_poll_records"]  # type: ignore[assignment]
+        levels.check_levels(self.max_priority)
+        self.policy = self._policy(policy, given, distributor)
+        self._manual = str(options.get("enable.auto.offset.store", True)).lower() == "false"
+        self._automatic = str(options.get("enable.auto.commit", True)).lower() != "false"
+        self._bell = _Bell()
+        try:
+            for level, own in enumerate(self._configurations(options)):
+                consumer = _arrivals.announce(lambda own=own: Consumer(own), self._bell.descriptor)  # type: ignore[misc]
+                self._levels.append(_Level(level, consumer, self.max_poll_records))
+        except BaseException:
+            self._closed = True
+            for made in self._levels:
+                made.consumer.close()
+            raise
+
+    def _policy(self, policy: Policy | None, given: dict[str, int | None], distributor: Distributor) -> Policy:
+        if policy is None:
+            more = {name: given[name] for name in ("history", "maxout_threshold") if given[name] is not None}
+            return CapacityBurst(self.max_priority, self.max_poll_records, distributor=distributor, **more)  # type: ignore[arg-type]
+        for name in ("history", "maxout_threshold"):
+            if given[name] is not None:
+                raise ValueError(f"{name}={given[name]!r} belongs to CapacityBurst: leave it out where there is a policy")
+        if not isinstance(policy, Policy):
+            raise TypeError(f"policy must have the methods capacities() and observe(counts), unlike {policy!r}")
+        if hasattr(policy, "sized"):
+            policy.sized(self.max_priority, self.max_poll_records)
+        return policy
+
+    def _configurations(self, options: dict[str, Any]) -> list[dict[str, Any]]:
+        """One per level. Together they fetch ahead as much as one consumer would, in proportion to their capacities."""
+        group = options.get("group.id")
+        if not isinstance(group, str) or not group:
+            raise ValueError(f"group.id={group!r} must be a name: level i of a topic is read in the group '<group.id>-i'")
+        capacities = self._capacities()
+        records = int(options.get("queued.min.messages", QUEUED_RECORDS))
+        kbytes = int(options.get("queued.max.messages.kbytes", QUEUED_KBYTES))
+        plugins = [options["plugin.library.paths"]] if options.get("plugin.library.paths") else []
+        return [
+            {
+                **options,
+                "group.id": f"{group}-{level}",
+                "enable.auto.offset.store": False,
+                "queued.min.messages": max(2 * self.max_poll_records, records * own // max(1, sum(capacities))),
+                "queued.max.messages.kbytes": max(1024, kbytes * own // max(1, sum(capacities))),
+                "plugin.library.paths": ";".join([*plugins, _arrivals.plugin_path()]),
+            }
+            for level, own in enumerate(capacities)
+        ]
+
+    # ---- records
+
+    def poll(self, timeout: float | None = -1) -> list[Message]:
+        """Up to `max_poll_records` records, the highest level first; waits up to `timeout` seconds for the first.
+
+        Without a timeout, or with a negative one, it waits for ever; Ctrl-C ends that. When librdkafka reports an error
+        or a rebalance callback raises, that is raised, and records that had come already are returned by the next poll.
+        """
+        self._check_open()
+        until = None if timeout is None or timeout < 0 else time.monotonic() + timeout
+        if self._automatic and not self._manual:
+            self._store_given()
+        while True:
+            counts = self._fill()
+            if any(counts):
+                break
+            left = SERVE_S if until is None else min(SERVE_S, until - time.monotonic())
+            if left <= 0:
+                break
+            self._bell.wait(left)
+        self.policy.observe(counts)
+        found: list[Message] = []
+        for level, count in zip(reversed(self._levels), reversed(counts), strict=True):
+            level.give(count, found)
+        return found
+
+    def _fill(self) -> list[int]:
+        """Fetches what each level may have now; how many of each the poll is going to return, `max_poll_records` at most.
+
+        Levels get what is theirs before one gets more than that.
+        """
+        granted = self._capacities()
+        reserved = self._reserved(granted)
+        bursting = [level for level, own in enumerate(granted) if own > reserved[level]][::-1]
+        counts = [0] * len(granted)
+        errors: list[Exception] = []
+        left = self.max_poll_records
+        for level in reversed(range(len(granted))):
+            if bursting[:1] != [level]:  # the highest one gets all in one go, below
+                counts[level] = self._levels[level].fill(min(granted[level], reserved[level], left), errors)
+                left -= counts[level]
+        for level in bursting:
+            left += counts[level]
+            counts[level] = self._levels[level].fill(min(granted[level], left), errors)
+            left -= counts[level]
+        _raise_together("poll", errors)
+        return counts
+
+    def _capacities(self) -> list[int]:
+        found = self.policy.capacities()
+        if len(found) != self.max_priority or any(not isinstance(one, int) or one < 0 for one in found):
+            raise ValueError(
+                f"the policy's capacities() must be {self.max_priority} whole numbers from 0 up, not {found!r}"
+            )
+        return found
+
+    def _reserved(self, granted: list[int]) -> list[int]:
+        found = getattr(self.policy, "reserved", None)
+        return granted if found is None else list(found)
+
+    def _store_given(self) -> None:
+        """What the last poll returned counts as processed."""
+        self._each("store_offsets", [(level, level.store_given) for level in self._levels if level.given])
+
+    def priority_of(self, message: Message) -> int:
+        """The level of a record."""
+        return levels.level_of(message.topic(), self.max_priority)
+
+    def logical_topic(self, message: Message) -> str:
+        """The topic of a record without its level."""
+        return levels.logical_topic(message.topic())
+
+    # ---- subscriptions
+
+    def subscribe(
+        self,
+        topics: Sequence[str],
+        on_assign: RebalanceCallback | None = None,
+        on_revoke: RebalanceCallback | None = None,
+        on_lost: RebalanceCallback | None = None,
+    ) -> None:
+        """Subscribes to all levels of logical topics; names that begin with `^` are regular expressions.
+
+        Callbacks get this consumer and the partitions, of one level at a time. `on_lost` is called instead of
+        `on_revoke` where others may have the partitions already; without it, `on_revoke` is.
+        """
+        self._check_open()
+        if isinstance(topics, str) or not all(isinstance(topic, str) and topic for topic in topics):
+            raise TypeError(f"topics must be a list of names, not {topics!r}")
+        for name, callback in (("on_assign", on_assign), ("on_revoke", on_revoke), ("on_lost", on_lost)):
+            if callback is not None and not callable(callback):
+                raise TypeError(f"{name} must be callable, not {callback!r}")
+
+        def subscribe(level: _Level) -> Callable[[], None]:
+            names = [
+                f"{levels.level_topic(topic, level.number)}{'$' if topic.startswith('^') else ''}" for topic in topics
+            ]
+            callbacks = {
+                "on_assign": level.reaction(self, on_assign, gone=False),
+                "on_revoke": level.reaction(self, on_revoke, gone=True),
+                "on_lost": level.reaction(self, on_lost if on_lost is not None else on_revoke, gone=True),
+            }
+            return lambda: level.consumer.subscribe(names, **callbacks)
+
+        self._each("subscribe", [(level, subscribe(level)) for level in self._levels])
+
+    def unsubscribe(self) -> None:
+        """Leaves all groups. What was fetched and not returned is dropped."""
+        self._check_open()
+
+        def leave(level: _Level) -> None:
+            level.forget()
+            level.consumer.unsubscribe()
+
+        self._each("unsubscribe", [(level, lambda level=level: leave(level)) for level in self._levels])  # type: ignore[misc]
+
+    def assign(self, partitions: Sequence[TopicPartition]) -> None:
+        """Reads these partitions and no others; in `on_assign`, of the level that is asked about."""
+        self._by_level("assign", partitions, all_levels=True)
+
+    def unassign(self) -> None:
+        """Reads nothing any more; in `on_revoke`, of the level that is asked about."""
+        self._check_open()
+        self._each("unassign", [(level, level.unassign) for level in self._reacting()])
+
+    def incremental_assign(self, partitions: Sequence[TopicPartition]) -> None:
+        self._by_level("incremental_assign", partitions)
+
+    def incremental_unassign(self, partitions: Sequence[TopicPartition]) -> None:
+        self._by_level("incremental_unassign", partitions)
+
+    def _reacting(self) -> list[_Level]:
+        """The level whose rebalance callback is running, else all."""
+        return [level for level in self._levels if level.reacting] or self._levels
+
+    # ---- offsets
+
+    def commit(
+        self,
+        message: Message | None = None,
+        offsets: Sequence[TopicPartition] | None = None,
+        messages: Iterable[Message] | None = None,
+        asynchronous: bool = True,
+    ) -> list[TopicPartition] | None:
+        """Commits what polls have returned, or the offsets after `message` or `messages`, or `offsets`.
+
+        With `asynchronous=False` it waits and returns the committed offsets of all levels.
+        """
+        self._check_open()
+        places = _places(message, messages, offsets)
+        if places is not None:
+            return self._by_level("commit", places, asynchronous=asynchronous, as_offsets=True)
+        if not self._manual:
+            self._store_given()
+        nothing: list[KafkaException] = []
+
+        def commit(level: _Level) -> list[TopicPartition]:
+            try:
+                return level.consumer.commit(asynchronous=asynchronous) or []
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError._NO_OFFSET:
+                    raise
+                nothing.append(error)
+                return []
+
+        found = self._each("commit", [(level, lambda level=level: commit(level)) for level in self._levels])  # type: ignore[misc]
+        if len(nothing) == len(self._levels):
+            raise nothing[0]
+        return None if asynchronous else list(chain.from_iterable(found))
+
+    def store_offsets(
+        self,
+        message: Message | None = None,
+        offsets: Sequence[TopicPartition] | None = None,
+        messages: Iterable[Message] | None = None,
+    ) -> None:
+        """Stores the offsets after `message` or `messages`, or `offsets`, for the next commit.
+
+        Only with `enable.auto.offset.store` set to False: else the next poll would store its own.
+        """
+        self._check_open()
+        if not self._manual:
+            raise ValueError("store_offsets() needs enable.auto.offset.store=False: else polls store offsets themselves")
+        places = _places(message, messages, offsets)
+        if places is None:
+            raise TypeError("store_offsets() needs message, messages or offsets")
+        self._by_level("store_offsets", places, as_offsets=True)
+
+    def seek(self, partition: TopicPartition) -> None:
+        """Goes on at `partition.offset`."""
+        self._check_open()
+        level = self._levels[levels.level_of(partition.topic, self.max_priority)]
+        level.forget([partition])
+        level.consumer.seek(partition)
+
+    def pause(self, partitions: Sequence[TopicPartition]) -> None:
+        """Brings no records of these partitions until `resume()`."""
+        for level, own in self._split(partitions):
+            level.give_back(own)
+        self._by_level("pause", partitions)
+
+    def resume(self, partitions: Sequence[TopicPartition]) -> None:
+        self._by_level("resume", partitions)
+
+    def position(self, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
+        """For each partition the offset after the last record that a poll returned."""
+        self._check_open()
+        found = self._each(
+            "position", [(level, lambda level=level, own=own: level.position(own)) for level, own in self._split(partitions)]
+        )
+        return _in_order(partitions, chain.from_iterable(found))
+
+    def committed(self, partitions: Sequence[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
+        """The committed offset of each partition."""
+        return _in_order(partitions, self._by_level("committed", partitions, timeout=timeout))
+
+    def offsets_for_times(self, partitions: Sequence[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
+        """The first offset at or after each partition's `offset`, taken as a time in ms."""
+        return _in_order(partitions, self._by_level("offsets_for_times", partitions, timeout=timeout))
+
+    def assignment(self) -> list[TopicPartition]:
+        """The partitions of all levels that are assigned to this consumer."""
+        self._check_open()
+        return list(chain.from_iterable(level.consumer.assignment() for level in self._levels))
+
+    def get_watermark_offsets(
+        self, partition: TopicPartition, timeout: float = -1, cached: bool = False
+    ) -> tuple[int, int] | None:
+        """(lowest, highest) offset of a partition."""
+        self._check_open()
+        level = self._levels[levels.level_of(partition.topic, self.max_priority)]
+        return level.consumer.get_watermark_offsets(partition, timeout=timeout, cached=cached)
+
+    def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
+        """What brokers know about Kafka topics, by their own names."""
+        self._check_open()
+        return self._levels[0].consumer.list_topics(*([] if topic is None else [topic]), timeout=timeout)
+
+    # ---- figures
+
+    def stats(self) -> list[LevelStats]:
+        """What each level has brought and may bring; index = level."""
+        self._check_open()
+        granted = self._capacities()
+        reserved = self._reserved(granted)
+        return [
+            LevelStats(
+                level.number, level.received, granted[i], max(0, granted[i] - reserved[i]), level.lag(), level.rate()
+            )
+            for i, level in enumerate(self._levels)
+        ]
+
+    # ---- the end
+
+    def close(self) -> None:
+        """Stores what the last poll returned, commits where that is automatic, and leaves all groups."""
+        self._close(processed=True)
+
+    def _close(self, processed: bool) -> None:
+        if self._closed:
+            return
+        try:
+            if processed and self._automatic and not self._manual:
+                self._store_given()
+        finally:
+            self._closed = True
+            self._each("close", [(level, level.close) for level in self._levels])
+
+    def __enter__(self) -> CapacityBurstConsumer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # Whoever left by an exception has not processed what the last poll returned.
+        self._close(processed=error is None)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"levels={self.max_priority}"
+        return f"<CapacityBurstConsumer {state} max_poll_records={self.max_poll_records} policy={self.policy!r}>"
+
+    # ---- all levels
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("Consumer closed")
+
+    def _split(self, partitions: Sequence[TopicPartition]) -> list[tuple[_Level, list[TopicPartition]]]:
+        """Partitions by level; topics without one, or beyond the highest, are refused."""
+        found: dict[int, list[TopicPartition]] = {}
+        for place in partitions:
+            found.setdefault(levels.level_of(place.topic, self.max_priority), []).append(place)
+        return [(self._levels[level], found[level]) for level in sorted(found, reverse=True)]
+
+    def _by_level(
+        self,
+        name: str,
+        partitions: Sequence[TopicPartition],
+        *,
+        all_levels: bool = False,
+        as_offsets: bool = False,
+        **options: Any,
+    ) -> list[TopicPartition]:
+        """Calls a method of each level's consumer with its partitions; the joined answers."""
+        self._check_open()
+        parts = {level.number: (level, own) for level, own in self._split(partitions)}
+        if all_levels:
+            parts = {level.number: (level, parts.get(level.number, (level, []))[1]) for level in self._reacting()}
+
+        def call(level: _Level, own: list[TopicPartition]) -> list[TopicPartition]:
+            method = getattr(level.consumer, name)
+            level.assigned = None
+            return (method(offsets=own, **options) if as_offsets else method(own, **options)) or []
+
+        calls = [(level, lambda level=level, own=own: call(level, own)) for level, own in parts.values()]  # type: ignore[misc]
+        return list(chain.from_iterable(self._each(name, calls)))
+
+    @staticmethod
+    def _each(name: str, calls: Iterable[tuple[_Level, Callable[[], R]]]) -> list[R]:
+        """All of them, though one fails; the errors are raised together."""
+        found: list[R] = []
+        errors: list[Exception] = []
+        for level, call in calls:
+            try:
+                found.append(call())
+            except Exception as error:
+                error.add_note(f"level {level.number}")
+                errors.append(error)
+        if errors:
+            raise ExceptionGroup(f"{name}() failed in {len(errors)} of {len(found) + len(errors)} levels", errors)
+        return found
+
+
+class _Level:
+    """One level: its consumer, and what that has brought before it may be returned."""
+
+    def __init__(self, number: int, consumer: Consumer, max_poll_records: int) -> None:
+        self.number = number
+        self.consumer = consumer
+        self.given = False  # the last poll returned something of it
+        self.received = 0
+        self.reacting = False  # a rebalance callback is running
+        self.assigned: list[TopicPartition] | None = None  # a copy of the assignment
+        self._most = max_poll_records
+        self._held: list[Message] = []
+        self._served = 0.0
+        self._raised: list[Exception] = []
+        self._history: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
+
+    def fill(self, wanted: int, errors: list[Exception]) -> int:
+        """Fetches without waiting until so many are held; how many of those there are."""
+        missing = wanted - len(self._held)
+        if wanted == 0:
+            now = time.monotonic()
+            if now < self._served + SERVE_S:
+                return 0
+            self._served = now
+            if len(self._held) >= self._most:
+                self.give_back()
+            missing = 1  # only to be looked after: it stays held
+        if missing > 0:
+            try:
+                # In one go for the interpreter: Ctrl-C comes before or after it, never with records in between.
+                self._held.extend(chain.from_iterable(map(self.consumer.consume, (missing,), (0,))))
+            except Exception as error:
+                error.add_note(f"level {self.number}")
+                errors.append(error)
+            if any(message.error() is not None for message in self._held):
+                self._sort_out(errors)
+        if self._raised:
+            errors.extend(self._raised)
+            self._raised = []
+        return min(wanted, len(self._held))
+
+    def _sort_out(self, errors: list[Exception]) -> None:
+        """Errors are no records, except for the end of a partition, of which somebody wants to know."""
+        kept: list[Message] = []
+        for message in self._held:
+            error = message.error()
+            if error is None or error.code() == KafkaError._PARTITION_EOF:
+                kept.append(message)
+            else:
+                errors.append(KafkaException(self._explained(error)))
+        self._held = kept
+
+    def _explained(self, error: KafkaError) -> KafkaError:
+        text = f"level {self.number}: {error.str()}"
+        if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
+            text += " (PriorityProducer.create_topics() makes the topics of all levels)"
+        return KafkaError(error.code(), text, error.fatal(), error.retriable(), error.txn_requires_abort())
+
+    def give(self, count: int, to: list[Message]) -> None:
+        """Takes so many of those held."""
+        if not count:
+            return
+        if count == len(self._held):
+            to.extend(self._held)
+            self._held = []
+        else:
+            to.extend(self._held[:count])
+            del self._held[:count]
+        self.given = True
+        self.received += count
+        now = time.monotonic()
+        if now - self._history[-1][0] >= RATE_S / 10:
+            self._history.append((now, self.received))
+            while now - self._history[0][0] > RATE_S:
+                self._history.popleft()
+
+    def store_given(self) -> None:
+        self.given = False
+        if self.assigned is None:
+            self.assigned = self.consumer.assignment()
+        places = [place for place in self.position(self.assigned) if place.offset >= 0]
+        if places:
+            with suppress(_NotAssigned):
+                _stored(self.consumer, places)
+
+    def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """After what was returned: what is held counts as not read."""
+        places = self.consumer.position(partitions)
+        first = self._first_held()
+        for place in places:
+            place.offset = first.get((place.topic, place.partition), place.offset)
+        return places
+
+    def _first_held(self) -> dict[tuple[str, int], int]:
+        first: dict[tuple[str, int], int] = {}
+        for message in self._held:
+            first.setdefault((message.topic(), message.partition()), message.offset())
+        return first
+
+    def forget(self, partitions: list[TopicPartition] | None = None) -> None:
+        """Drops what is held, of all partitions or these."""
+        self.assigned = None
+        if partitions is None:
+            self._held = []
+            self.given = False
+        elif self._held:
+            gone = {(place.topic, place.partition) for place in partitions}
+            self._held = [one for one in self._held if (one.topic(), one.partition()) not in gone]
+
+    def give_back(self, partitions: list[TopicPartition] | None = None) -> None:
+        """Lets librdkafka fetch again what is held, of all partitions or these."""
+        first = self._first_held()
+        wanted = None if partitions is None else {(place.topic, place.partition) for place in partitions}
+        for (topic, partition), offset in first.items():
+            if wanted is None or (topic, partition) in wanted:
+                place = TopicPartition(topic, partition, offset)
+                self.consumer.seek(place)
+                self.forget([place])
+
+    def reaction(
+        self, whole: CapacityBurstConsumer, callback: RebalanceCallback | None, gone: bool
+    ) -> Callable[[Consumer, list[TopicPartition]], None]:
+        """A callback for librdkafka. What the user's raises is kept: confluent-kafka would drop the poll's records."""
+
+        def react(_: Consumer, partitions: list[TopicPartition]) -> None:
+            self.assigned = None
+            self.reacting = True
+            try:
+                if callback is not None:
+                    callback(whole, partitions)
+            except Exception as error:
+                error.add_note(f"in a rebalance callback of level {self.number}")
+                self._raised.append(error)
+            finally:
+                self.reacting = False
+                if gone:
+                    self.forget(partitions)
+
+        return react
+
+    def unassign(self) -> None:
+        self.forget()
+        self.consumer.unassign()
+
+    def lag(self) -> int | None:
+        if self.assigned is None:
+            self.assigned = self.consumer.assignment()
+        total: int | None = None
+        for place in self.position(self.assigned):
+            ends = self.consumer.get_watermark_offsets(place, cached=True)
+            if ends is not None and ends[1] >= 0:
+                at = place.offset if place.offset >= 0 else ends[0]
+                total = (total or 0) + max(0, ends[1] - max(at, ends[0]))
+        return total
+
+    def rate(self) -> float:
+        since, then = self._history[0]
+        return (self.received - then) / max(1e-9, time.monotonic() - since)
+
+    def close(self) -> None:
+        self._held = []
+        self.consumer.close()
+        if self._raised:
+            raise self._raised[0]
+
+
+class _Bell:
+    """Rung by librdkafka when any of the consumers has something."""
+
+    def __init__(self) -> None:
+        self._read, self.descriptor = os.pipe()
+        for end in (self._read, self.descriptor):
+            os.set_blocking(end, False)
+        self._poll = select.poll()
+        self._poll.register(self._read, select.POLLIN)
+
+    def wait(self, seconds: float) -> None:
+        if self._poll.poll(max(0.0, seconds) * 1000):
+            with suppress(BlockingIOError):
+                os.read(self._read, 65_536)
+
+    def __del__(self) -> None:
+        for end in (self._read, self.descriptor):
+            os.close(end)
+
+
+class _NotAssigned(Exception):
+    """The partitions have gone to another consumer."""
+
+
+def _stored(consumer: Consumer, places: list[TopicPartition]) -> None:
+    try:
+        consumer.store_offsets(offsets=places)
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError._STATE:
+            raise _NotAssigned() from error
+        raise
+
+
+def _agreed(argument: str, given: Any, name: str, configured: Any) -> Any:
+    """A number that may come by an argument and by the configuration, where it may be text."""
+    if isinstance(configured, str) and configured.strip().isdecimal():
+        configured = int(configured)
+    if given is not None and given != configured:
+        raise ValueError(f"{argument}={given!r}, but {name}={configured!r} in the configuration: give one of them")
+    return configured
+
+
+def _places(
+    message: Message | None, messages: Iterable[Message] | None, offsets: Sequence[TopicPartition] | None
+) -> list[TopicPartition] | None:
+    """The offsets after the last record of each partition, or those given; None if nothing was."""
+    if sum(given is not None for given in (message, messages, offsets)) > 1:
+        raise ValueError("give one of message, messages and offsets")
+    if offsets is not None:
+        return list(offsets)
+    if message is not None:
+        messages = [message]
+    if messages is None:
+        return None
+    found: dict[tuple[str, int], int] = {}
+    for one in messages:
+        if one.error() is None:
+            key = (one.topic(), one.partition())
+            found[key] = max(found.get(key, 0), one.offset() + 1)
+    return [TopicPartition(topic, partition, offset) for (topic, partition), offset in found.items()]
+
+
+def _in_order(wanted: Sequence[TopicPartition], found: Iterable[TopicPartition]) -> list[TopicPartition]:
+    known = {(place.topic, place.partition): place for place in found}
+    return [known[(place.topic, place.partition)] for place in wanted]
+
+
+def _raise_together(name: str, errors: list[Exception]) -> None:
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise ExceptionGroup(f"{name}() found {len(errors)} errors", errors)
