@@ -308,10 +308,12 @@ ctypedef struct accumulator_t:
     int32_t partial_limit     # partitions that partial round robin uses
     uint64_t partial_seed
     int64_t timeout_us        # delivery timeout
-    int64_t record_overhead   # what librdkafka allocates per record
+    int64_t record_overhead   # what librdkafka allocates per record that it has
     # pool
     int64_t limit
-    int64_t used
+    int64_t used              # by chunks, and by what they point to
+    int64_t bookkeeping       # by librdkafka, for the records that it has
+    bint starved              # the sender has found no memory for that
     int64_t cached            # bytes in the free lists
     chunk_t* free_lists[SIZE_CLASSES]
     waiter_t* waiters
@@ -446,4 +448,4 @@ cdef void wake_waiters(accumulator_t*) noexcept nogil
 cdef void enter_queue(accumulator_t*, waiter_t*, int64_t least) noexcept nogil
 cdef void leave_queue(accumulator_t*, waiter_t*) noexcept nogil
 cdef void use_grant(accumulator_t*, waiter_t*) noexcept nogil
-cdef int64_t footprint(accumulator_t*, const record_t*) noexcept nogil
+cdef int64_t footprint(const record_t*) noexcept nogil

@@ -130,6 +130,8 @@ cdef enum:
     GRACE_US = 1500000          # librdkafka looks for timed-out messages once a second
     EVENTS_KEPT = 10000         # events that wait for poll()
 
+cdef const char* BACKLOG = b"32"  # requests that librdkafka may make before it has sent the first of them
+
 cdef int fork_generation = 0
 
 # All clients of the process, for the one hook that librdkafka calls without our pointer.

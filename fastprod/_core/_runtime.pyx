@@ -632,7 +632,7 @@ cdef class Runtime:
     @property
     def memory(self):
         """Bytes of buffer.memory in use."""
-        return fp_load64(&self.client.acc.used)
+        return fp_load64(&self.client.acc.used) + fp_load64(&self.client.acc.bookkeeping)
 
     @property
     def cached(self):

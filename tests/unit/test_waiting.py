@@ -78,7 +78,7 @@ def test_waiters_get_away_when_the_producer_is_closed(mock_cluster: MockCluster)
     threads = [threading.Thread(target=work) for _ in range(5)]
     for thread in threads:
         thread.start()
-    while producer._runtime.memory < 60_000:
+    while producer._runtime.memory < 30_000:
         pass
     producer.close(0)
     for thread in threads:
@@ -108,13 +108,13 @@ def test_millions_of_refused_records_take_no_memory(mock_cluster: MockCluster) -
 def test_refused_records_are_told_with_what_they_hold(mock_cluster: MockCluster) -> None:
     mock_cluster.down()
     producer = Producer(conf(mock_cluster, **{"buffer.memory": 65_536, "max.block.ms": 0}))
-    receipt = producer.produce_many("t", [b"%d" % n for n in range(1000)], [b"k"] * 1000)
+    receipt = producer.produce_many("t", [b"%d" % n for n in range(5000)], [b"k"] * 5000)
     errors = receipt.errors
     assert len(errors) == receipt.failed > 0
-    assert [failed.index for failed in errors] == list(range(receipt.accepted, 1000))
+    assert [failed.index for failed in errors] == list(range(receipt.accepted, 5000))
     assert all(isinstance(failed.error, BufferFullError) for failed in errors)
     assert [failed.record.value for failed in errors if failed.record] == [
-        b"%d" % n for n in range(receipt.accepted, 1000)
+        b"%d" % n for n in range(receipt.accepted, 5000)
     ]
     producer.purge()
     producer.close(0)

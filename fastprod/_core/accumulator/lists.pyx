@@ -142,7 +142,7 @@ cdef chunk_t* detach(accumulator_t* acc, lane_t* lane) noexcept nogil:
     cdef int64_t bytes = 0, records = 0
     _unlist(lane)
     while chunk != NULL:
-        bytes += bytes_on_wire(acc, chunk)
+        bytes += bytes_on_wire(chunk)
         records += chunk.count
         if last != NULL and acc.request_bytes and (
             bytes > acc.request_bytes or records > acc.request_records or (acc.hasty and not is_heard(lane))
@@ -152,6 +152,7 @@ cdef chunk_t* detach(accumulator_t* acc, lane_t* lane) noexcept nogil:
         _seal(acc, chunk)
         chunk.handed = 1
         acc.flying += chunk.charge
+        acc.bookkeeping += chunk.count * acc.record_overhead
         lane.chunks_out += 1
         chunk = chunk.next
     lane.head = chunk
@@ -178,6 +179,8 @@ cdef void chunk_returned(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
         return
     chunk.handed = 0
     acc.flying -= chunk.charge
+    acc.bookkeeping -= chunk.count * acc.record_overhead
+    _feed(acc)
     lane.chunks_out -= 1
     if lane.chunks_out == 0 and lane.where == LIST_HELD:
         _release(acc, lane)
@@ -228,6 +231,9 @@ cdef lane_t* next_ready(accumulator_t* acc, int64_t now) noexcept nogil:
     cdef outlet_t* first = acc.turn if acc.turn != NULL else acc.outlets
     cdef outlet_t* outlet = first
     cdef lane_t* lane
+    if not _may_hand_over(acc):
+        acc.starved = True
+        return NULL
     while outlet != NULL:
         acc.turn = outlet.next
         if _has_credit(acc, outlet, now):
@@ -245,6 +251,8 @@ cdef int64_t next_deadline(accumulator_t* acc, int64_t now) noexcept nogil:
     cdef int64_t due = now + 1000000
     cdef outlet_t* outlet = acc.outlets
     cdef lane_t* lane
+    if acc.starved:
+        return due
     while outlet != NULL:
         if outlet.spent:
             if outlet.ready.head != NULL or outlet.lingering.head != NULL:

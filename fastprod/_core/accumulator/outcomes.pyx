@@ -129,6 +129,7 @@ cdef void chunk_done(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
     if not chunk.published:
         publish(acc, chunk)
     chunk_release(acc, chunk)
+    wake_waiters(acc)  # though callbacks may keep the chunk, less is kept back for librdkafka
 
 
 cdef void _fail_flying(accumulator_t* acc, lane_t* lane, int32_t error) noexcept nogil:

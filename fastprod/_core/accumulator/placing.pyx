@@ -31,7 +31,7 @@ cdef inline bint _fills_request(accumulator_t* acc, chunk_t* chunk, int64_t byte
     """Whether the chunk would be more than one request with so many bytes more."""
     return acc.request_bytes and (
         chunk.count >= acc.request_records
-        or bytes_on_wire(acc, chunk) + bytes + RECORD_BYTES > acc.request_bytes
+        or bytes_on_wire(chunk) + bytes + RECORD_BYTES > acc.request_bytes
         or (acc.hasty and chunk == chunk.lane.head and not is_heard(chunk.lane))  # see detach
     )
 
@@ -45,14 +45,14 @@ cdef int _place(accumulator_t* acc, lane_t* lane, record_t* record) noexcept nog
     cdef int64_t size = record.size if record.size > 0 else 0
     cdef int64_t key_size = record.key_size if record.key_size > 0 else 0
     cdef int64_t data = record.headers_size
-    cdef int64_t extra = acc.record_overhead
+    cdef int64_t extra = 0  # what the record takes of the pool beyond the chunk
     cdef chunk_t* chunk = lane.tail
     cdef slot_t* slot
     cdef rich_t* more = NULL
     cdef char* to
     cdef int status
     if record.by_reference:
-        extra += size + key_size
+        extra = size + key_size
     else:
         data += size + key_size
     if (

@@ -1,17 +1,35 @@
 # The pool: what a record takes of buffer.memory, chunks from it, and who waits for room.
 
-cdef int64_t footprint(accumulator_t* acc, const record_t* record) noexcept nogil:
+cdef int64_t footprint(const record_t* record) noexcept nogil:
     """Pool bytes that must be free for this record to be placed for certain."""
     cdef int64_t size = sizeof(chunk_t) + sizeof(slot_t) + sizeof(rich_t) + 16 + record.headers_size
     cdef int64_t payload = max(record.size, 0) + max(record.key_size, 0)
     if record.by_reference:
-        return max(size, CLASS_BYTES[0]) + payload + acc.record_overhead
-    return max(size + payload, CLASS_BYTES[0]) + acc.record_overhead
+        return max(size, CLASS_BYTES[0]) + payload
+    return max(size + payload, CLASS_BYTES[0])
+
+
+cdef inline int64_t _room(accumulator_t* acc) noexcept nogil:
+    """What may be taken for records now. For what librdkafka allocates for those that it gets, up to a third is kept."""
+    return acc.limit - acc.used - max(acc.bookkeeping, min(acc.limit // 3, acc.records * acc.record_overhead))
 
 
 cdef inline bint _may_take(accumulator_t* acc, int64_t need) noexcept nogil:
     """Whether so much may be taken now. Those who wait come first, or someone in need of much would starve."""
-    return acc.overdraft or (acc.used + need <= acc.limit and (acc.waiters == NULL or acc.favoured))
+    return acc.overdraft or (need <= _room(acc) and (acc.waiters == NULL or acc.favoured))
+
+
+cdef inline bint _may_hand_over(accumulator_t* acc) noexcept nogil:
+    """Whether librdkafka may get more records: what it has already, or one request's worth, is always possible."""
+    return acc.bookkeeping == 0 or acc.used + acc.bookkeeping <= acc.limit
+
+
+cdef inline void _feed(accumulator_t* acc) noexcept nogil:
+    """Memory came back: tells the sender if that is what it waits for."""
+    if acc.starved and _may_hand_over(acc):
+        acc.starved = False
+        if acc.sender_waiting:
+            pthread_cond_signal(&acc.work)
 
 
 cdef inline bint _draw(accumulator_t* acc, chunk_t* chunk, int64_t bytes) noexcept nogil:
@@ -26,19 +44,19 @@ cdef inline bint _draw(accumulator_t* acc, chunk_t* chunk, int64_t bytes) noexce
     return True
 
 
-cdef inline int64_t _pinned_bytes(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
+cdef inline int64_t _pinned_bytes(chunk_t* chunk) noexcept nogil:
     """Of keys and values in buffers of the caller."""
-    return chunk.charge - chunk.reserved - <int64_t>(sizeof(chunk_t) + chunk.capacity) - chunk.count * acc.record_overhead
+    return chunk.charge - chunk.reserved - <int64_t>(sizeof(chunk_t) + chunk.capacity)
 
 
-cdef inline int64_t bytes_on_wire(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
+cdef inline int64_t bytes_on_wire(chunk_t* chunk) noexcept nogil:
     """At most so much of a request."""
-    return chunk.used + _pinned_bytes(acc, chunk) + <int64_t>chunk.count * RECORD_BYTES
+    return chunk.used + _pinned_bytes(chunk) + <int64_t>chunk.count * RECORD_BYTES
 
 
 cdef void _set_aside(accumulator_t* acc, chunk_t* chunk, int64_t bytes) noexcept nogil:
     """Reserves what a waiter was granted beyond its own record: others that come to this chunk need not wait then."""
-    if bytes > 0 and acc.used + bytes <= acc.limit:
+    if 0 < bytes <= _room(acc):
         acc.used += bytes
         chunk.charge += bytes
         chunk.reserved += bytes
@@ -60,7 +78,7 @@ cdef void _seal(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
 cdef void wake_waiters(accumulator_t* acc) noexcept nogil:
     """Grants those who have waited longest what they need, if there is room for it."""
     cdef waiter_t* waiter = acc.waiters
-    while waiter != NULL and acc.used + waiter.need <= acc.limit:
+    while waiter != NULL and waiter.need <= _room(acc):
         acc.used += waiter.need
         waiter.granted = waiter.need
         waiter.queued = False
@@ -114,7 +132,7 @@ cdef void _trim_cache(accumulator_t* acc, int64_t need) noexcept nogil:
     cdef int c
     cdef chunk_t* chunk
     for c in range(SIZE_CLASSES):
-        while acc.free_lists[c] != NULL and acc.used + acc.cached + need > acc.limit:
+        while acc.free_lists[c] != NULL and acc.used + acc.bookkeeping + acc.cached + need > acc.limit:
             chunk = acc.free_lists[c]
             acc.free_lists[c] = chunk.next
             acc.cached -= CLASS_BYTES[c]
@@ -139,8 +157,12 @@ cdef int _chunk_new(
     """A chunk with room for `data` bytes and one slot; `extra` is what the record costs beyond the chunk."""
     cdef int64_t least = sizeof(chunk_t) + data + stride
     cdef int64_t bytes
+    # With many lanes a large chunk for one keeps small ones from others, whose batches then stay small.
+    cdef int64_t share = acc.limit // (4 * max(acc.lanes_opened, 1))
     cdef int c = lane.size_class
     cdef chunk_t* chunk = NULL
+    while c > 0 and CLASS_BYTES[c] > share:
+        c -= 1
     while c < SIZE_CLASSES and CLASS_BYTES[c] < least:
         c += 1
     if c == SIZE_CLASSES:
@@ -163,7 +185,7 @@ cdef int _chunk_new(
         acc.free_lists[c] = chunk.next
         acc.cached -= bytes
     else:
-        if acc.used + acc.cached + bytes > acc.limit:
+        if acc.used + acc.bookkeeping + acc.cached + bytes > acc.limit:
             _trim_cache(acc, bytes)
         chunk = <chunk_t*>malloc(bytes)
         if chunk == NULL:
@@ -208,3 +230,4 @@ cdef void chunk_release(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
     else:
         free(chunk)
     wake_waiters(acc)
+    _feed(acc)

@@ -130,7 +130,7 @@ cdef int64_t append_run(
     cdef slot_t* slot
     cdef const char* value
     cdef char* to
-    cdef int64_t size, wire, total = 0, i = start, room, capacity, left = topic.sticky.bound * 2 - topic.sticky.produced
+    cdef int64_t size, wire, total = 0, i = start, capacity, left = topic.sticky.bound * 2 - topic.sticky.produced
     if topic.sticky.partition < 0 or acc.linger_us > SPAN_US or acc.place_us or acc.overdraft:
         return 0
     lane = topic.lanes.lanes[topic.sticky.partition]
@@ -139,14 +139,12 @@ cdef int64_t append_run(
     chunk = lane.tail
     if chunk.sealed or chunk.rich or chunk.aged or chunk.last_run.block != block or chunk.epoch != acc.place_epoch:
         return 0
-    room = chunk.reserved + (acc.limit - acc.used if acc.waiters == NULL or acc.favoured else 0)
-    stop = min(stop, start + max(room, 0) // max(acc.record_overhead, 1))
     capacity = chunk.capacity
     if acc.request_bytes:
         if acc.hasty and not is_heard(lane):
             return 0
         stop = min(stop, start + acc.request_records - chunk.count)
-        capacity = min(capacity, acc.request_bytes - _pinned_bytes(acc, chunk))
+        capacity = min(capacity, acc.request_bytes - _pinned_bytes(chunk))
     while i < stop and column_get(values, i, &value, &size) == CELL_VALUE and size < below:
         wire = record_wire_size(lane.batch_records, -1, size, 1)
         if (
@@ -173,7 +171,6 @@ cdef int64_t append_run(
         i += 1
     topic.sticky.produced = topic.sticky.bound * 2 - left
     i -= start
-    _draw(acc, chunk, i * acc.record_overhead)
     fp_grow64(&acc.records, i)
     fp_grow64(&lane.in_records, i)
     fp_grow64(&lane.in_bytes, total)

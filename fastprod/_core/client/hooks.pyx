@@ -12,8 +12,15 @@ cdef int _conf_init "fp_conf_init"(void* conf) noexcept nogil:
 cdef rd_kafka_resp_err_t _on_new(
     rd_kafka_t* rk, const rd_kafka_conf_t* conf, void* opaque, char* errstr, size_t errstr_size
 ) noexcept nogil:
+    cdef client_t* client = <client_t*>opaque
     cdef rd_kafka_resp_err_t error
-    (<client_t*>opaque).rk = rk
+    client.rk = rk
+    if client.acc.request_bytes and not client.acc.hasty:
+        # By default librdkafka makes one request, then looks at all partitions again before it makes the next: with
+        # thousands of them that is all it does. What it refuses to idempotent producers, for fear of several requests
+        # of one partition in that queue, holds no danger here: there is one at a time.
+        rdkafka.conf_set(<rd_kafka_conf_t*>conf, b"queue.buffering.backpressure.threshold", BACKLOG, errstr, errstr_size)
+        rdkafka.conf_set(<rd_kafka_conf_t*>conf, b"max.in.flight.requests.per.connection", BACKLOG, errstr, errstr_size)
     error = rdkafka.interceptor_add_on_destroy(rk, b"fastprod", _on_destroy, opaque)
     if error == 0:
         error = rdkafka.interceptor_add_on_broker_state_change(rk, b"fastprod", _on_broker_state, opaque)
@@ -21,7 +28,7 @@ cdef rd_kafka_resp_err_t _on_new(
         error = rdkafka.interceptor_add_on_request_sent(rk, b"fastprod", _on_request_sent, opaque)
     if error == 0:
         error = rdkafka.interceptor_add_on_response_received(rk, b"fastprod", _on_response_received, opaque)
-    if error == 0 and (<client_t*>opaque).transactional:
+    if error == 0 and client.transactional:
         error = rdkafka.interceptor_add_on_acknowledgement(rk, b"fastprod", _on_acknowledged, opaque)
     return error
 

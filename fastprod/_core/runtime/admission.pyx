@@ -133,7 +133,7 @@ cdef int admit_later(Runtime self, topic_t* topic, record_t* record) except -1:
     cdef int64_t granted, until = fp_now_us() + self.max_block_us
     cdef int32_t chosen
     cdef int status = APPEND_NO_ROOM
-    if footprint(acc, record) > acc.limit:
+    if footprint(record) > acc.limit:
         return APPEND_TOO_LARGE
     memset(&waiter, 0, sizeof(waiter_t))
     fp_cond_init(&waiter.wake)
@@ -141,7 +141,7 @@ cdef int admit_later(Runtime self, topic_t* topic, record_t* record) except -1:
         while True:
             with nogil:
                 pthread_mutex_lock(&acc.lock)
-                if wait_for_room(self, &waiter, footprint(acc, record), until):
+                if wait_for_room(self, &waiter, footprint(record), until):
                     granted = waiter.granted
                     use_grant(acc, &waiter)
                     acc.spare = granted
@@ -200,7 +200,7 @@ cdef int refuse(Runtime self, topic_t* topic, record_t* record, int status) exce
         raise RecordError(
             KafkaError(
                 ERR_MSG_SIZE_TOO_LARGE,
-                f"the record needs {footprint(acc, record)} bytes of buffer.memory = {acc.limit}",
+                f"the record needs {footprint(record)} bytes of buffer.memory = {acc.limit}",
             )
         )
     if status == APPEND_UNKNOWN_PARTITION:

@@ -107,7 +107,7 @@ cdef int64_t submit_fast(
                 bytes = 0
                 stop = min(n, i + BULK_STEP)
                 pthread_mutex_lock(&acc.lock)
-                if status == APPEND_NO_ROOM and wait_for_room(self, &waiter, footprint(acc, &record), until):
+                if status == APPEND_NO_ROOM and wait_for_room(self, &waiter, footprint(&record), until):
                     use_grant(acc, &waiter)
                     status = APPEND_OK
                 while i < stop and status == APPEND_OK and bytes < BULK_STEP_BYTES:
@@ -161,7 +161,7 @@ cdef int64_t submit_fast(
             PyErr_CheckSignals()
             if status == APPEND_CLOSED or status == APPEND_NO_TRANSACTION:
                 refuse(self, topic, &record, status)
-            if status == APPEND_NO_ROOM and footprint(acc, &record) <= acc.limit:
+            if status == APPEND_NO_ROOM and footprint(&record) <= acc.limit:
                 if until == 0:
                     until = fp_now_us() + self.max_block_us
                 if fp_now_us() < until and not is_alone(self):
