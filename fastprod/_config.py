@@ -80,6 +80,7 @@ class Settings:
     no_offsets: bool = False  # brokers do not answer: acks=0
     idempotent: bool = True
     strict: bool = False  # a record that fails ends its partition
+    pipelined: bool = False  # librdkafka may have many requests on their way to a broker, each of another partition
     hasty: bool = False  # librdkafka sends the first record of a hand-over before it has the others
     request_bytes: int = 1_000_000  # what librdkafka puts into a request at most
     request_records: int = 10_000
@@ -251,6 +252,8 @@ def split(config: Mapping[str, Any], plugin: str) -> tuple[Settings, dict[str, A
     settings.request_records = _number(conf, "batch.num.messages", 10_000, 1, 1_000_000)
     settings.linger_ms, conf["linger.ms"] = _lingers(settings)
     settings.hasty = conf["linger.ms"] == 0
+    chosen = {"max.in.flight.requests.per.connection", "queue.buffering.backpressure.threshold"} & conf.keys()
+    settings.pipelined = settings.idempotent and not settings.hasty and not chosen
     if settings.strict:
         if settings.transactional or not settings.idempotent:
             why = "transactions are all or nothing already" if settings.transactional else "needs enable.idempotence"

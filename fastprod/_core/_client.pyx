@@ -130,7 +130,7 @@ cdef enum:
     GRACE_US = 1500000          # librdkafka looks for timed-out messages once a second
     EVENTS_KEPT = 10000         # events that wait for poll()
 
-cdef const char* BACKLOG = b"32"  # requests that librdkafka may make before it has sent the first of them
+cdef const char* PIPELINE = b"32"  # requests to a broker that librdkafka may make before the first is answered
 
 cdef int fork_generation = 0
 

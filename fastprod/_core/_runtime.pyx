@@ -257,6 +257,7 @@ cdef class Runtime:
         self.max_record_bytes = settings.max_record_bytes
         self.transactional = settings.transactional
         self.client.transactional = settings.transactional
+        self.client.pipelined = settings.pipelined
         if settings.transactional:
             acc.gate = GATE_NO_TRANSACTION
         self.no_transaction = "a transactional producer needs begin_transaction() before it produces"

@@ -7,6 +7,7 @@ refused, or numbers everything anew and repeats what is unanswered.
 import time
 
 import pytest
+from programs import wait_until
 
 from fastprod import Producer
 from fastprod.testing import MockCluster
@@ -47,3 +48,22 @@ def test_a_first_request_that_is_refused_loses_and_doubles_nothing(error: str, r
     wanted = [b"%06d" % number for number in range(RECORDS)]
     assert stored == wanted
     assert outcomes == [(None, value) for value in wanted]
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"), [({}, 20), ({"max.in.flight": 3}, 3), ({"queue.buffering.backpressure.threshold": 1}, 5)]
+)
+def test_other_partitions_need_not_wait_for_it(options: dict[str, int], wanted: int) -> None:
+    with MockCluster(1, topics={"t": 20}) as cluster:
+        producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0, **options})
+        producer.produce_many("t", [b"warm"] * 20, partitions=list(range(20))).wait(120)
+        cluster.set_rtt(60_000)  # nothing is answered until we have seen enough
+        cluster.start_tracking()
+        for _ in range(3):
+            producer.produce_many("t", [b"v"] * 20, partitions=list(range(20)))
+            time.sleep(0.02)
+        assert wait_until(lambda: len(cluster.requests("Produce")) >= wanted)
+        time.sleep(0.2)
+        assert len(cluster.requests("Produce")) == wanted, "one of each partition, as many as may be on their way"
+        producer.purge()
+        producer.close(0)

@@ -15,12 +15,12 @@ cdef rd_kafka_resp_err_t _on_new(
     cdef client_t* client = <client_t*>opaque
     cdef rd_kafka_resp_err_t error
     client.rk = rk
-    if client.acc.request_bytes and not client.acc.hasty:
-        # By default librdkafka makes one request, then looks at all partitions again before it makes the next: with
-        # thousands of them that is all it does. What it refuses to idempotent producers, for fear of several requests
-        # of one partition in that queue, holds no danger here: there is one at a time.
-        rdkafka.conf_set(<rd_kafka_conf_t*>conf, b"queue.buffering.backpressure.threshold", BACKLOG, errstr, errstr_size)
-        rdkafka.conf_set(<rd_kafka_conf_t*>conf, b"max.in.flight.requests.per.connection", BACKLOG, errstr, errstr_size)
+    if client.pipelined:
+        # librdkafka looks at all partitions of a broker before it makes a request. To idempotent producers it grants one
+        # request per look and five on their way, for brokers remember the last five of a partition: with thousands of
+        # partitions looking is all it does. Here a partition has one request at a time, so there may be many of others.
+        rdkafka.conf_set(<rd_kafka_conf_t*>conf, b"queue.buffering.backpressure.threshold", PIPELINE, errstr, errstr_size)
+        rdkafka.conf_set(<rd_kafka_conf_t*>conf, b"max.in.flight.requests.per.connection", PIPELINE, errstr, errstr_size)
     error = rdkafka.interceptor_add_on_destroy(rk, b"fastprod", _on_destroy, opaque)
     if error == 0:
         error = rdkafka.interceptor_add_on_broker_state_change(rk, b"fastprod", _on_broker_state, opaque)
