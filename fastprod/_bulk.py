@@ -49,26 +49,29 @@ class _Cursor:
         return piece
 
 
-def blocks_of_columns(values: Any, keys: Any, partitions: Any, headers: Any, timestamps: Any) -> Iterator[Block]:
+def blocks_of_columns(
+    values: Any, keys: Any, partitions: Any, headers: Any, timestamps: Any, topics: Any = None
+) -> Iterator[Block]:
     """Blocks of a call with separate columns. Where some are chunked, it is cut wherever one of them is."""
     column = _pieces(values, "value")
     count = sum(length for _, length, _ in column)
     cursors = [_Cursor(column)]
     cursors.append(_Cursor([(None, count, None)] if keys is None else _pieces(keys, "key", count)))
     cursors.append(_Cursor([(None, count, None)] if headers is None else _header_pieces(headers, count)))
-    chosen = _integers(partitions, "partitions", count, "int32", -1)
-    times = _integers(timestamps, "timestamps", count, "int64", 0)
+    cursors.append(_Cursor([(None, count, None)] if topics is None else _pieces(topics, "topic", count)))
+    chosen = integers(partitions, "partitions", count, "int32", -1)
+    times = integers(timestamps, "timestamps", count, "int64", 0)
     made: list[Block] = []
     start = 0
     while start < count or not made:
         stop = start + min(cursor.left() for cursor in cursors)
-        value, key, header = (cursor.take(stop - start) for cursor in cursors)
+        value, key, header, topic = (cursor.take(stop - start) for cursor in cursors)
         made.append(
             _block(
                 start,
                 value,
                 key,
-                None,
+                None if topics is None else topic,
                 None if chosen is None else chosen[start:stop],
                 header[0],
                 None if times is None else times[start:stop],
@@ -129,9 +132,9 @@ def _blocks_of_batches(batches: Iterable[Any], topics: bool) -> Iterator[Block]:
             (column("value"), count, None),
             (column("key"), count, None),
             (column("topic"), count, None) if topics else None,
-            _integers(column("partition"), "partitions", count, "int32", -1, start),
+            integers(column("partition"), "partitions", count, "int32", -1, start),
             column("headers"),
-            _integers(column("timestamp"), "timestamps", count, "int64", 0, start),
+            integers(column("timestamp"), "timestamps", count, "int64", 0, start),
         )
         start += count
 
@@ -180,8 +183,8 @@ def _arrow(source: Any) -> Any:
     return None
 
 
-def _integers(source: Any, name: str, count: int, dtype: str, absent: int, start: int = 0) -> Any:
-    """Partitions or timestamps as an array, or None; what is null or masked becomes `absent`.
+def integers(source: Any, name: str, count: int, dtype: str, absent: int, start: int = 0) -> Any:
+    """Partitions, timestamps or the like as an array, or None; what is null or masked becomes `absent`.
 
     `start` is the number of the first record in the call, for error texts.
     """

@@ -9,11 +9,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from types import TracebackType
 from typing import Any, TypeVar
 
-from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from fastprod._core import _arrivals
 from fastprod.priority import levels
@@ -26,12 +27,6 @@ SERVE_S = 1.0  # each level is looked after so often, whatever it may bring: it 
 RATE_S = 10.0  # rates are taken over so long
 QUEUED_RECORDS = 100_000  # librdkafka's defaults for what a consumer fetches ahead
 QUEUED_KBYTES = 65_536
-SEED_NAMES = {
-    "max.priority": "max_priority",
-    "max.poll.records": "max_poll_records",
-    "max.poll.history.window.size": "history",
-    "min.poll.window.maxout.threshold": "maxout_threshold",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,29 +79,25 @@ class CapacityBurstConsumer:
         self._levels: list[_Level] = []
         self._closed = False
         options = dict(config)
+        self.max_priority = levels.agreed_levels(max_priority, options)
+        self.max_poll_records: int = levels.agreed("max_poll_records", max_poll_records, "max.poll.records", options)
+        if self.max_poll_records is None:
+            raise ValueError(
+                "max_poll_records is missing: give it as an argument or as max.poll.records in the configuration"
+            )
         given = {
-            "max_priority": max_priority,
-            "max_poll_records": max_poll_records,
-            "history": history,
-            "maxout_threshold": maxout_threshold,
+            "history": levels.agreed("history", history, "max.poll.history.window.size", options),
+            "maxout_threshold": levels.agreed(
+                "maxout_threshold", maxout_threshold, "min.poll.window.maxout.threshold", options
+            ),
         }
-        for name, argument in SEED_NAMES.items():
-            if name in options:
-                value = options.pop(name)
-                given[argument] = _agreed(argument, given[argument], name, value)
-        for argument in ("max_priority", "max_poll_records"):
-            if given[argument] is None:
-                raise ValueError(f"{argument} is missing: give it as an argument or in the configuration")
-        self.max_priority: int = given["max_priority"]  # type: ignore[assignment]
-        self.max_poll_records: int = given["max_poll_records"]  # type: ignore[assignment]
-        levels.check_levels(self.max_priority)
         self.policy = self._policy(policy, given, distributor)
         self._manual = str(options.get("enable.auto.offset.store", True)).lower() == "false"
         self._automatic = str(options.get("enable.auto.commit", True)).lower() != "false"
         self._bell = _Bell()
         try:
             for level, own in enumerate(self._configurations(options)):
-                consumer = _arrivals.announce(lambda own=own: Consumer(own), self._bell.descriptor)  # type: ignore[misc]
+                consumer = _arrivals.announce(partial(Consumer, own), self._bell.descriptor)
                 self._levels.append(_Level(level, consumer, self.max_poll_records))
         except BaseException:
             self._closed = True
@@ -114,13 +105,15 @@ class CapacityBurstConsumer:
                 made.consumer.close()
             raise
 
-    def _policy(self, policy: Policy | None, given: dict[str, int | None], distributor: Distributor) -> Policy:
+    def _policy(self, policy: Policy | None, given: dict[str, Any], distributor: Distributor) -> Policy:
         if policy is None:
             more = {name: given[name] for name in ("history", "maxout_threshold") if given[name] is not None}
-            return CapacityBurst(self.max_priority, self.max_poll_records, distributor=distributor, **more)  # type: ignore[arg-type]
+            return CapacityBurst(self.max_priority, self.max_poll_records, distributor=distributor, **more)
         for name in ("history", "maxout_threshold"):
             if given[name] is not None:
-                raise ValueError(f"{name}={given[name]!r} belongs to CapacityBurst: leave it out where there is a policy")
+                raise ValueError(
+                    f"{name}={given[name]!r} belongs to CapacityBurst: leave it out where there is a policy"
+                )
         if not isinstance(policy, Policy):
             raise TypeError(f"policy must have the methods capacities() and observe(counts), unlike {policy!r}")
         if hasattr(policy, "sized"):
@@ -131,7 +124,9 @@ class CapacityBurstConsumer:
         """One per level. Together they fetch ahead as much as one consumer would, in proportion to their capacities."""
         group = options.get("group.id")
         if not isinstance(group, str) or not group:
-            raise ValueError(f"group.id={group!r} must be a name: level i of a topic is read in the group '<group.id>-i'")
+            raise ValueError(
+                f"group.id={group!r} must be a name: level i of a topic is read in the group '<group.id>-i'"
+            )
         capacities = self._capacities()
         records = int(options.get("queued.min.messages", QUEUED_RECORDS))
         kbytes = int(options.get("queued.max.messages.kbytes", QUEUED_KBYTES))
@@ -175,9 +170,9 @@ class CapacityBurstConsumer:
         return found
 
     def _fill(self) -> list[int]:
-        """Fetches what each level may have now; how many of each the poll is going to return, `max_poll_records` at most.
+        """Fetches what each level may have now; how many of each the poll is going to return.
 
-        Levels get what is theirs before one gets more than that.
+        At most `max_poll_records` in all. Levels get what is theirs before one gets more than that.
         """
         granted = self._capacities()
         reserved = self._reserved(granted)
@@ -214,11 +209,11 @@ class CapacityBurstConsumer:
 
     def priority_of(self, message: Message) -> int:
         """The level of a record."""
-        return levels.level_of(message.topic(), self.max_priority)
+        return levels.level_of(message.topic() or "", self.max_priority)
 
     def logical_topic(self, message: Message) -> str:
         """The topic of a record without its level."""
-        return levels.logical_topic(message.topic())
+        return levels.logical_topic(message.topic() or "")
 
     # ---- subscriptions
 
@@ -262,7 +257,7 @@ class CapacityBurstConsumer:
             level.forget()
             level.consumer.unsubscribe()
 
-        self._each("unsubscribe", [(level, lambda level=level: leave(level)) for level in self._levels])  # type: ignore[misc]
+        self._each("unsubscribe", [(level, partial(leave, level)) for level in self._levels])
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Reads these partitions and no others; in `on_assign`, of the level that is asked about."""
@@ -313,7 +308,7 @@ class CapacityBurstConsumer:
                 nothing.append(error)
                 return []
 
-        found = self._each("commit", [(level, lambda level=level: commit(level)) for level in self._levels])  # type: ignore[misc]
+        found = self._each("commit", [(level, partial(commit, level)) for level in self._levels])
         if len(nothing) == len(self._levels):
             raise nothing[0]
         return None if asynchronous else list(chain.from_iterable(found))
@@ -330,7 +325,9 @@ class CapacityBurstConsumer:
         """
         self._check_open()
         if not self._manual:
-            raise ValueError("store_offsets() needs enable.auto.offset.store=False: else polls store offsets themselves")
+            raise ValueError(
+                "store_offsets() needs enable.auto.offset.store=False: else polls store offsets themselves"
+            )
         places = _places(message, messages, offsets)
         if places is None:
             raise TypeError("store_offsets() needs message, messages or offsets")
@@ -356,7 +353,8 @@ class CapacityBurstConsumer:
         """For each partition the offset after the last record that a poll returned."""
         self._check_open()
         found = self._each(
-            "position", [(level, lambda level=level, own=own: level.position(own)) for level, own in self._split(partitions)]
+            "position",
+            [(level, partial(level.position, own)) for level, own in self._split(partitions)],
         )
         return _in_order(partitions, chain.from_iterable(found))
 
@@ -379,7 +377,8 @@ class CapacityBurstConsumer:
         """(lowest, highest) offset of a partition."""
         self._check_open()
         level = self._levels[levels.level_of(partition.topic, self.max_priority)]
-        return level.consumer.get_watermark_offsets(partition, timeout=timeout, cached=cached)
+        found: tuple[int, int] | None = level.consumer.get_watermark_offsets(partition, timeout=timeout, cached=cached)
+        return found
 
     def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
         """What brokers know about Kafka topics, by their own names."""
@@ -462,7 +461,7 @@ class CapacityBurstConsumer:
             level.assigned = None
             return (method(offsets=own, **options) if as_offsets else method(own, **options)) or []
 
-        calls = [(level, lambda level=level, own=own: call(level, own)) for level, own in parts.values()]  # type: ignore[misc]
+        calls = [(level, partial(call, level, own)) for level, own in parts.values()]
         return list(chain.from_iterable(self._each(name, calls)))
 
     @staticmethod
@@ -486,13 +485,13 @@ class _Level:
 
     def __init__(self, number: int, consumer: Consumer, max_poll_records: int) -> None:
         self.number = number
-        self.consumer = consumer
+        self.consumer: Any = consumer  # whose type hints know messages without a topic
         self.given = False  # the last poll returned something of it
         self.received = 0
         self.reacting = False  # a rebalance callback is running
         self.assigned: list[TopicPartition] | None = None  # a copy of the assignment
         self._most = max_poll_records
-        self._held: list[Message] = []
+        self._held: list[Any] = []
         self._served = 0.0
         self._raised: list[Exception] = []
         self._history: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
@@ -568,7 +567,7 @@ class _Level:
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """After what was returned: what is held counts as not read."""
-        places = self.consumer.position(partitions)
+        places: list[TopicPartition] = self.consumer.position(partitions)
         first = self._first_held()
         for place in places:
             place.offset = first.get((place.topic, place.partition), place.offset)
@@ -680,15 +679,6 @@ def _stored(consumer: Consumer, places: list[TopicPartition]) -> None:
         raise
 
 
-def _agreed(argument: str, given: Any, name: str, configured: Any) -> Any:
-    """A number that may come by an argument and by the configuration, where it may be text."""
-    if isinstance(configured, str) and configured.strip().isdecimal():
-        configured = int(configured)
-    if given is not None and given != configured:
-        raise ValueError(f"{argument}={given!r}, but {name}={configured!r} in the configuration: give one of them")
-    return configured
-
-
 def _places(
     message: Message | None, messages: Iterable[Message] | None, offsets: Sequence[TopicPartition] | None
 ) -> list[TopicPartition] | None:
@@ -702,6 +692,7 @@ def _places(
     if messages is None:
         return None
     found: dict[tuple[str, int], int] = {}
+    one: Any
     for one in messages:
         if one.error() is None:
             key = (one.topic(), one.partition())

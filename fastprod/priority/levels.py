@@ -6,7 +6,29 @@ from typing import Any
 
 from fastprod.priority.policies import check_levels
 
-__all__ = ["check_levels", "level_of", "level_topic", "level_topics", "logical_topic"]
+__all__ = ["agreed", "agreed_levels", "check_levels", "level_of", "level_topic", "level_topics", "logical_topic"]
+
+
+def agreed(argument: str, given: Any, name: str, options: dict[str, Any]) -> Any:
+    """A number that may come by an argument or by the configuration, from which it is taken; None if by neither."""
+    if name not in options:
+        return given
+    configured = options.pop(name)
+    if isinstance(configured, str) and configured.strip().isdecimal():
+        configured = int(configured)
+    if given is not None and given != configured:
+        raise ValueError(f"{argument}={given!r}, but {name}={configured!r} in the configuration: give one of them")
+    return configured
+
+
+def agreed_levels(max_priority: Any, options: dict[str, Any]) -> int:
+    found = agreed("max_priority", max_priority, "max.priority", options)
+    if found is None:
+        raise ValueError(
+            "max_priority is missing: give the number of levels, here or as max.priority in the configuration"
+        )
+    check_levels(found)
+    return int(found)
 
 
 def level_topic(topic: str, priority: int) -> str:

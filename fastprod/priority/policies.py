@@ -38,8 +38,8 @@ def exponential(max_priority: int, max_poll_records: int) -> list[int]:
     least = 2**max_priority - 1
     if not _is_whole(max_poll_records) or max_poll_records < least:
         raise ValueError(
-            f"max_poll_records={max_poll_records!r} is too small: {max_priority} levels, each twice the one below, need "
-            f"at least {least}"
+            f"max_poll_records={max_poll_records!r} is too small: {max_priority} levels, each twice the one below, "
+            f"need at least {least}"
         )
     unit = max_poll_records // least
     shares = [unit << level for level in range(max_priority)]
@@ -69,8 +69,8 @@ class CapacityBurst:
             raise ValueError(f"history={history!r} must be a whole number from 1 up: so many polls are looked back")
         if not _is_whole(maxout_threshold) or not 1 <= maxout_threshold <= history:
             raise ValueError(
-                f"maxout_threshold={maxout_threshold!r} must be from 1 to history={history}: so many of these polls must "
-                "have reached the reserved capacity"
+                f"maxout_threshold={maxout_threshold!r} must be from 1 to history={history}: so many of these polls "
+                "must have reached the reserved capacity"
             )
         self.reserved = _checked_distribution(distributor, max_priority, max_poll_records)
         self.maxout_threshold = maxout_threshold

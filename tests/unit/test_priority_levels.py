@@ -1,0 +1,456 @@
+"""Producers and consumers of priority levels, on mock brokers: what goes where, what is refused, what is kept."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from confluent_kafka import KafkaException, TopicPartition
+from programs import wait_until
+
+from fastprod.priority import CapacityBurstConsumer, PriorityProducer, Shares, Strict
+from fastprod.testing import MockCluster
+
+LEVELS = 3
+pytestmark = pytest.mark.mock_cluster(brokers=1, topics={f"t-{level}": 2 for level in range(LEVELS)})
+
+
+def producer(cluster: MockCluster, **options: Any) -> PriorityProducer:
+    return PriorityProducer({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0, **options}, LEVELS)
+
+
+def config(cluster: MockCluster, **options: Any) -> dict[str, Any]:
+    return {
+        "bootstrap.servers": cluster.bootstrap_servers,
+        "group.id": "g",
+        "auto.offset.reset": "earliest",
+        "log_level": 0,
+        **options,
+    }
+
+
+def fill(cluster: MockCluster, counts: Sequence[int], first: int = 0) -> None:
+    """Values are numbers, by level."""
+    with producer(cluster) as sender:
+        for level, count in enumerate(counts):
+            values = [b"%d" % number for number in range(first, first + count)]
+            sender.produce_many("t", values, partitions=[number % 2 for number in range(count)], priority=level)
+        assert sender.flush(120) == 0
+
+
+def read(consumer: CapacityBurstConsumer, count: int) -> list[tuple[int, bytes]]:
+    found: list[tuple[int, bytes]] = []
+    deadline = time.monotonic() + 120
+    while len(found) < count and time.monotonic() < deadline:
+        found += [(consumer.priority_of(one), one.value() or b"") for one in consumer.poll(0.5)]
+    return found
+
+
+# ---- the producer
+
+
+def test_a_record_goes_to_the_topic_of_its_level_with_all_it_has(mock_cluster: MockCluster) -> None:
+    told = []
+    with producer(mock_cluster) as sender:
+        sender.produce("t", b"low")
+        sender.produce(
+            "t", b"high", b"k", 1, lambda error, message: told.append(message.topic()), priority=2, timestamp=7,
+            headers={"h": b"1"},
+        )  # fmt: skip
+        sender.produce("t", value=b"middle", key=b"k", partition=0, priority=1)
+        assert sender.produce_batch("t", [{"value": b"batch"}], priority=2) == 1
+        assert sender.flush(120) == 0
+    assert told == ["t-2"]
+    assert [one.value() for one in mock_cluster.records("t-0")] == [b"low"]
+    assert [(one.value(), one.partition()) for one in mock_cluster.records("t-1")] == [(b"middle", 0)]
+    high = {one.value(): one for one in mock_cluster.records("t-2")}
+    assert high.keys() == {b"high", b"batch"}
+    one = high[b"high"]
+    assert (one.key(), one.partition(), one.headers(), one.timestamp()[1]) == (b"k", 1, [("h", b"1")], 7)
+
+
+@pytest.mark.parametrize(
+    "column", [[0, 2, 1, 2], np.array([0, 2, 1, 2], "uint8"), pa.chunked_array([[None, 2], [1, 2]]), (0, 2, 1, 2)]
+)
+def test_a_column_of_levels(mock_cluster: MockCluster, column: Any) -> None:
+    with producer(mock_cluster) as sender:
+        receipt = sender.produce_many("t", [b"a", b"b", b"c", b"d"], priority=column)
+        assert receipt.wait(120)
+        assert {topic for topic, _ in receipt.extents} == {"t-0", "t-1", "t-2"}
+        more = sender.produce_many("t", [b"e"], priority=[1], receipt=receipt)
+        assert more is receipt
+        assert receipt.wait(120)
+    stored = {level: {one.value() for one in mock_cluster.records(f"t-{level}")} for level in range(LEVELS)}
+    assert stored == {0: {b"a"}, 1: {b"c", b"e"}, 2: {b"b", b"d"}}
+
+
+@pytest.mark.parametrize("form", ["table", "batch", "reader"])
+@pytest.mark.parametrize("topic", [None, "t"])
+@pytest.mark.parametrize("kind", [pa.int64(), pa.uint8()])
+def test_a_table_with_levels(mock_cluster: MockCluster, form: str, topic: str | None, kind: pa.DataType) -> None:
+    table = pa.table({"value": ["a", "b", "c"], "priority": pa.array([2, None, 0], kind), "topic": ["t", "t", "t"]})
+    if topic:
+        table = table.drop_columns(["topic"])
+    source = {"table": table, "batch": table.to_batches()[0], "reader": table.to_reader(1)}[form]
+    with producer(mock_cluster) as sender:
+        assert sender.produce_arrow(source, topic).wait(120)
+    assert [one.value() for one in mock_cluster.records("t-2")] == [b"a"]
+    assert sorted(one.value() or b"" for one in mock_cluster.records("t-0")) == [b"b", b"c"]
+
+
+def test_a_table_without_levels_is_of_the_lowest(mock_cluster: MockCluster) -> None:
+    with producer(mock_cluster) as sender:
+        assert sender.produce_arrow(pa.table({"value": ["a"]}), "t").wait(120)
+    assert [one.value() for one in mock_cluster.records("t-0")] == [b"a"]
+
+
+@pytest.mark.parametrize("level", [-1, 3, 1.0, "1", None, True])
+def test_a_wrong_level_is_named_and_nothing_is_sent(mock_cluster: MockCluster, level: Any) -> None:
+    with producer(mock_cluster) as sender:
+        with pytest.raises(ValueError, match=r"priority=.* from 0, the lowest, to 2"):
+            sender.produce("t", b"v", priority=level)
+        with pytest.raises(ValueError, match=r"priority=.* from 0, the lowest, to 2"):
+            sender.produce_batch("t", [{"value": b"v"}], priority=level)
+        if level in (-1, 3) and level is not True:
+            with pytest.raises(ValueError, match=rf"priority at index 1 is {level}: .* to 2"):
+                sender.produce_many("t", [b"v", b"w"], priority=[0, level])
+            with pytest.raises(ValueError, match=rf"priority at index 1 is {level}: .* to 2"):
+                sender.produce_arrow(pa.table({"value": ["v", "w"], "priority": [0, level]}), "t")
+        assert len(sender) == 0
+
+
+def test_wrong_columns_of_levels(mock_cluster: MockCluster) -> None:
+    with producer(mock_cluster) as sender:
+        with pytest.raises(ValueError, match="3 topics for 2 values"):
+            sender.produce_many("t", [b"v", b"w"], priority=[0, 1, 2])
+        with pytest.raises(TypeError, match="priority"):
+            sender.produce_many("t", [b"v", b"w"], priority=["high", "low"])
+        with pytest.raises(TypeError, match="priority"):
+            sender.produce_many("t", [b"v", b"w"], priority=0.5)
+        with pytest.raises(ValueError, match="give a topic"):
+            sender.produce_arrow(pa.table({"value": ["a"]}))
+        assert len(sender) == 0
+
+
+@pytest.mark.parametrize("levels", [0, -1, 1.5, "x"])
+def test_a_wrong_number_of_levels(mock_cluster: MockCluster, levels: Any) -> None:
+    for make in (
+        lambda: PriorityProducer({"bootstrap.servers": mock_cluster.bootstrap_servers}, levels),
+        lambda: PriorityProducer({"bootstrap.servers": mock_cluster.bootstrap_servers, "max.priority": levels}),
+        lambda: CapacityBurstConsumer(config(mock_cluster), levels, 50),
+    ):
+        with pytest.raises(ValueError, match="max_priority="):
+            make()
+
+
+def test_the_configuration_may_have_the_number_of_levels_and_is_not_changed(mock_cluster: MockCluster) -> None:
+    given = {"bootstrap.servers": mock_cluster.bootstrap_servers, "max.priority": "2"}
+    before = dict(given)
+    with PriorityProducer(given) as sender:
+        assert sender.max_priority == 2
+    with pytest.raises(ValueError, match=r"max_priority=3, but max\.priority=2"):
+        PriorityProducer(given, 3)
+    with pytest.raises(ValueError, match="max_priority is missing"):
+        PriorityProducer({"bootstrap.servers": mock_cluster.bootstrap_servers})
+    assert given == before
+
+
+# ---- the consumer
+
+
+def test_the_highest_level_comes_first_and_a_poll_has_its_bound(mock_cluster: MockCluster) -> None:
+    fill(mock_cluster, [400, 400, 400])
+    seen: Counter[int] = Counter()
+    with CapacityBurstConsumer(config(mock_cluster), LEVELS, 50) as consumer:
+        consumer.subscribe(["t"])
+        deadline = time.monotonic() + 120
+        while sum(seen.values()) < 1200:
+            assert time.monotonic() < deadline
+            found = consumer.poll(0.5)
+            order = [consumer.priority_of(one) for one in found]
+            assert len(found) <= 50
+            assert order == sorted(order, reverse=True)
+            assert {consumer.logical_topic(one) for one in found} <= {"t"}
+            seen.update(order)
+        assert seen == {0: 400, 1: 400, 2: 400}
+        assert [one.received for one in consumer.stats()] == [400, 400, 400]
+        assert [one.lag for one in consumer.stats()] == [0, 0, 0]
+        assert all(one.rate > 0 for one in consumer.stats())
+
+
+@pytest.mark.parametrize("policy", [Strict(floor=0), Strict(floor=2), Shares({2: 0.7, 1: 0.2, 0: 0.1})])
+def test_other_policies_bring_everything(mock_cluster: MockCluster, policy: Any) -> None:
+    fill(mock_cluster, [200, 200, 200])
+    with CapacityBurstConsumer(config(mock_cluster), LEVELS, 30, policy=policy) as consumer:
+        consumer.subscribe(["t"])
+        found = read(consumer, 600)
+    assert Counter(level for level, _ in found) == {0: 200, 1: 200, 2: 200}
+    for level in range(LEVELS):
+        assert {value for of, value in found if of == level} == {b"%d" % number for number in range(200)}
+
+
+def test_a_level_without_capacity_waits_and_loses_nothing(mock_cluster: MockCluster) -> None:
+    class Gate:
+        open = False
+
+        def capacities(self) -> list[int]:
+            return [5 if self.open else 0, 0, 5]
+
+        def observe(self, counts: Sequence[int]) -> None:
+            assert counts[0] == 0 or self.open
+
+    fill(mock_cluster, [100, 0, 10])
+    gate = Gate()
+    with CapacityBurstConsumer(config(mock_cluster), LEVELS, 5, policy=gate) as consumer:
+        consumer.subscribe(["t"])
+        assert {level for level, _ in read(consumer, 10)} == {2}
+        began = time.monotonic()
+        while time.monotonic() < began + 8:  # beyond what it may hold meanwhile
+            assert consumer.poll(0.5) == []
+        gate.open = True
+        found = read(consumer, 100)
+    assert sorted(found) == sorted((0, b"%d" % number) for number in range(100))
+
+
+def test_what_a_poll_returned_is_committed_by_the_next_not_before(mock_cluster: MockCluster) -> None:
+    fill(mock_cluster, [40, 0, 40])
+    places = [TopicPartition(f"t-{level}", number) for level in (0, 2) for number in (0, 1)]
+
+    def offsets(found: list[TopicPartition]) -> list[int]:
+        return [max(0, place.offset) for place in found]
+
+    def started() -> CapacityBurstConsumer:
+        made = CapacityBurstConsumer(config(mock_cluster), LEVELS, 20)
+        made.assign([TopicPartition(place.topic, place.partition) for place in places])
+        return made
+
+    with started() as consumer:
+        count = len(read(consumer, 1))
+        assert offsets(consumer.committed(places, 60)) == [0] * 4
+        assert sum(offsets(consumer.position(places))) == count
+        told = consumer.commit(asynchronous=False)
+        assert told is not None
+        assert sum(offsets(told)) == count
+        count += len(read(consumer, 1))
+    with started() as consumer:
+        assert sum(offsets(consumer.committed(places, 60))) == count, "whoever closes it has processed everything"
+    try:
+        with started() as consumer:
+            assert read(consumer, 1)
+            raise LookupError("not processed")
+    except LookupError:
+        pass
+    with started() as consumer:
+        assert sum(offsets(consumer.committed(places, 60))) == count
+        assert len(read(consumer, 80 - count)) == 80 - count
+
+
+def test_offsets_that_the_user_stores(mock_cluster: MockCluster) -> None:
+    fill(mock_cluster, [6, 0, 6])
+    options = config(mock_cluster, **{"enable.auto.offset.store": False})
+    with CapacityBurstConsumer(options, LEVELS, 50) as consumer:
+        consumer.subscribe(["t"])
+        kept = []
+        while len(kept) < 12:
+            kept += consumer.poll(0.5)
+        consumer.store_offsets(messages=[one for one in kept if (one.offset() or 0) < 2])
+        told = consumer.commit(asynchronous=False)
+        assert told is not None
+        assert {(place.topic, place.offset) for place in told if place.offset >= 0} == {("t-0", 2), ("t-2", 2)}
+        assert consumer.commit(kept[0], asynchronous=False) is not None
+        consumer.commit(offsets=[TopicPartition("t-0", 0, 3), TopicPartition("t-2", 1, 1)], asynchronous=False)
+        found = consumer.committed([TopicPartition("t-2", 1), TopicPartition("t-0", 0)], 60)
+        assert [(place.topic, place.offset) for place in found] == [("t-2", 1), ("t-0", 3)]
+        with pytest.raises(ValueError, match="one of message, messages and offsets"):
+            consumer.commit(kept[0], offsets=[])
+    with (
+        CapacityBurstConsumer(config(mock_cluster), LEVELS, 50) as consumer,
+        pytest.raises(ValueError, match=r"enable\.auto\.offset\.store=False"),
+    ):
+        consumer.store_offsets(kept[0])
+
+
+def test_seek_pause_and_the_rest_go_to_the_right_level(mock_cluster: MockCluster) -> None:
+    fill(mock_cluster, [6, 6, 6])
+    with CapacityBurstConsumer(config(mock_cluster), LEVELS, 50) as consumer:
+        consumer.subscribe(["t"])
+        assert len(read(consumer, 18)) == 18
+        assert len(consumer.assignment()) == 6
+        consumer.seek(TopicPartition("t-1", 0, 1))
+        assert read(consumer, 2) == [(1, b"2"), (1, b"4")]
+        assert consumer.get_watermark_offsets(TopicPartition("t-1", 0), 60) == (0, 3)
+        consumer.pause([TopicPartition("t-2", 0), TopicPartition("t-0", 1)])
+        fill(mock_cluster, [2, 2, 2], first=10)
+        assert sorted(read(consumer, 4)) == [(0, b"10"), (1, b"10"), (1, b"11"), (2, b"11")]
+        assert consumer.poll(0.2) == []
+        consumer.resume([TopicPartition("t-2", 0), TopicPartition("t-0", 1)])
+        assert sorted(read(consumer, 2)) == [(0, b"11"), (2, b"10")]
+        for wrong, problem in (
+            ("t-3", "level 3"),
+            ("t", "does not end in a level"),
+            ("t-x", "does not end in a level"),
+        ):
+            with pytest.raises(ValueError, match=problem):
+                consumer.seek(TopicPartition(wrong, 0, 0))
+            with pytest.raises(ValueError, match=problem):
+                consumer.position([TopicPartition(wrong, 0)])
+
+
+def test_errors_of_several_levels_come_together_and_the_others_are_done(mock_cluster: MockCluster) -> None:
+    fill(mock_cluster, [6, 6, 6])
+    options = config(mock_cluster, **{"enable.auto.offset.store": False})
+    with CapacityBurstConsumer(options, LEVELS, 50) as consumer:
+        consumer.subscribe(["t"])
+        assert len(read(consumer, 18)) == 18
+        with pytest.raises(ExceptionGroup, match="2 of 3 levels") as caught:
+            consumer.store_offsets(
+                offsets=[TopicPartition(f"t-{level}", 0 if level == 1 else 9, 2) for level in range(LEVELS)]
+            )
+        assert [error.__notes__ for error in caught.value.exceptions] == [["level 2"], ["level 0"]]
+        told = consumer.commit(asynchronous=False)
+        assert told is not None
+        assert [(place.topic, place.offset) for place in told if place.offset >= 0] == [("t-1", 2)]
+
+
+def test_manual_assignment(mock_cluster: MockCluster) -> None:
+    fill(mock_cluster, [6, 6, 6])
+    with CapacityBurstConsumer(config(mock_cluster), LEVELS, 50) as consumer:
+        consumer.assign([TopicPartition("t-2", 1, 0), TopicPartition("t-0", 0, 1)])
+        assert sorted(read(consumer, 5)) == [(0, b"2"), (0, b"4"), (2, b"1"), (2, b"3"), (2, b"5")]
+        consumer.unassign()
+        assert consumer.assignment() == []
+
+
+def test_a_rebalance_callback_that_raises_loses_no_record(mock_cluster: MockCluster) -> None:
+    fill(mock_cluster, [100, 100, 100])
+    told: list[int] = []
+
+    def on_assign(consumer: CapacityBurstConsumer, partitions: list[TopicPartition]) -> None:
+        assert isinstance(consumer, CapacityBurstConsumer)
+        told.append(len(partitions))
+        raise LookupError("no")
+
+    found: list[Any] = []
+    raised: list[Exception] = []
+    with CapacityBurstConsumer(config(mock_cluster), LEVELS, 50) as consumer:
+        consumer.subscribe(["t"], on_assign=on_assign)
+        deadline = time.monotonic() + 120
+        while len(found) < 300 and time.monotonic() < deadline:
+            try:
+                found += consumer.poll(0.5)
+            except LookupError as error:
+                raised.append(error)
+            except ExceptionGroup as group:
+                raised += group.exceptions
+    assert len(raised) == len(told) == 3
+    assert all("rebalance callback of level" in error.__notes__[0] for error in raised)
+    assert len({(one.topic(), one.value()) for one in found}) == len(found) == 300
+
+
+def test_a_callback_may_assign_by_itself(mock_cluster: MockCluster) -> None:
+    fill(mock_cluster, [6, 6, 6])
+    with CapacityBurstConsumer(config(mock_cluster), LEVELS, 50) as consumer:
+
+        def from_two(consumer: CapacityBurstConsumer, partitions: list[TopicPartition]) -> None:
+            for place in partitions:
+                place.offset = 2
+            consumer.assign(partitions)
+
+        consumer.subscribe(["t"], on_assign=from_two)
+        assert sorted(read(consumer, 6)) == sorted((level, value) for level in range(LEVELS) for value in (b"4", b"5"))
+
+
+def test_a_record_that_arrives_wakes_a_poll_that_waits_for_ever(mock_cluster: MockCluster) -> None:
+    with CapacityBurstConsumer(config(mock_cluster), LEVELS, 50) as consumer:
+        consumer.subscribe(["t"])
+        assert wait_until(lambda: consumer.poll(0.1) == [] and len(consumer.assignment()) == 6)
+        thread = threading.Timer(0.5, fill, [mock_cluster, [0, 1, 0]])
+        thread.start()
+        assert [consumer.priority_of(one) for one in consumer.poll()] == [1]
+        thread.join()
+
+
+def test_ctrl_c_ends_a_poll(mock_cluster: MockCluster) -> None:
+    fill(mock_cluster, [3, 0, 0])
+    with CapacityBurstConsumer(config(mock_cluster), LEVELS, 50) as consumer:
+        consumer.subscribe(["t"])
+        assert len(read(consumer, 3)) == 3
+        timer = threading.Timer(0.5, signal.raise_signal, [signal.SIGINT])
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            consumer.poll(None)
+        timer.join()
+        fill(mock_cluster, [0, 0, 2])
+        assert sorted(read(consumer, 2)) == [(2, b"0"), (2, b"1")]
+
+
+@pytest.mark.mock_cluster(brokers=1, topics={"half-0": 1})
+def test_a_level_whose_topic_is_missing_is_told_and_others_are_read(mock_cluster: MockCluster) -> None:
+    with PriorityProducer({"bootstrap.servers": mock_cluster.bootstrap_servers}, 2) as sender:
+        sender.produce("half", b"v")
+    options = config(mock_cluster, **{"allow.auto.create.topics": False})
+    with CapacityBurstConsumer(options, 2, 50) as consumer:
+        consumer.subscribe(["half"])
+        found: list[Any] = []
+        problems: list[str] = []
+        deadline = time.monotonic() + 120
+        while not (found and problems) and time.monotonic() < deadline:
+            try:
+                found += consumer.poll(0.5)
+            except KafkaException as error:
+                problems.append(str(error))
+    assert [one.value() for one in found] == [b"v"]
+    assert "level 1" in problems[0]
+    assert "half-1" in problems[0]
+    assert "create_topics()" in problems[0]
+
+
+def test_brokers_that_are_down_at_first(mock_cluster: MockCluster) -> None:
+    fill(mock_cluster, [1, 1, 1])
+    mock_cluster.down()
+    with CapacityBurstConsumer(config(mock_cluster, error_cb=lambda error: None), LEVELS, 50) as consumer:
+        consumer.subscribe(["t"])
+        assert consumer.poll(0.5) == []
+        mock_cluster.up()
+        assert len(read(consumer, 3)) == 3
+
+
+def test_bad_consumers(mock_cluster: MockCluster) -> None:
+    given = config(mock_cluster)
+    before = dict(given)
+    without = {name: value for name, value in given.items() if name != "group.id"}
+    for arguments, options, problem in (
+        ((without, LEVELS, 50), {}, r"group\.id=None"),
+        ((given, LEVELS, 6), {}, "max_poll_records=6 is too small.*at least 7"),
+        ((given, LEVELS, None), {}, "max_poll_records is missing"),
+        ((given, None, 50), {}, "max_priority is missing"),
+        ((given, LEVELS, 50), {"history": 0}, "history=0"),
+        ((given, LEVELS, 50), {"history": 3, "maxout_threshold": 4}, "maxout_threshold=4"),
+        (({**given, "max.poll.records": 40}, LEVELS, 50), {}, "max_poll_records=50, but max.poll.records=40"),
+        ((given, LEVELS, 50), {"policy": Shares({1: 1, 0: 1})}, "shares for 2 levels"),
+        ((given, LEVELS, 50), {"policy": Strict(), "history": 3}, "belongs to CapacityBurst"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            CapacityBurstConsumer(*arguments, **options)
+    with pytest.raises(TypeError, match="capacities"):
+        CapacityBurstConsumer(given, LEVELS, 50, policy=object())  # type: ignore[arg-type]
+    seed = {"max.priority": "3", "max.poll.records": 50, "max.poll.history.window.size": 8}
+    with CapacityBurstConsumer({**given, **seed, "min.poll.window.maxout.threshold": 8}) as consumer:
+        assert (consumer.max_priority, consumer.max_poll_records) == (3, 50)
+        assert consumer.policy.maxout_threshold == 8  # type: ignore[attr-defined]
+        with pytest.raises(TypeError, match="list of names"):
+            consumer.subscribe("t")
+        with pytest.raises(TypeError, match="on_assign must be callable"):
+            consumer.subscribe(["t"], on_assign=3)  # type: ignore[arg-type]
+    consumer.close()
+    for call in (consumer.poll, consumer.assignment, consumer.commit, consumer.unsubscribe, consumer.stats):
+        with pytest.raises(RuntimeError, match="closed"):
+            call()
+    assert given == before
