@@ -80,6 +80,7 @@ class Settings:
     no_offsets: bool = False  # brokers do not answer: acks=0
     idempotent: bool = True
     strict: bool = False  # a record that fails ends its partition
+    levels: int = 1  # of priority
     pipelined: bool = False  # librdkafka may have many requests on their way to a broker, each of another partition
     hasty: bool = False  # librdkafka sends the first record of a hand-over before it has the others
     request_bytes: int = 1_000_000  # what librdkafka puts into a request at most

@@ -47,6 +47,7 @@ class Producer(confluent_kafka.Producer):
     """
 
     _runtime: Runtime | None = None
+    _level_count = 1  # of priority: topics are named after their level then
     _in_transaction = False
     _pending: str | None = None  # commit_transaction or abort_transaction, which timed out: librdkafka is at it
     _lost = 0  # records without outcome when it was closed
@@ -62,6 +63,7 @@ class Producer(confluent_kafka.Producer):
             raise TypeError("expected configuration dict")
         settings, conf = _config.split({**(args[0] if args else {}), **kwargs}, plugin_path())
         self.name = f"{conf.get('client.id', 'fastprod')}-{next(_numbers)}@{socket.gethostname()}:{os.getpid()}"
+        settings.levels = self._level_count
         runtime = Runtime(settings)
         runtime.attach(lambda: super(Producer, self).__init__(conf))
         self._runtime = runtime

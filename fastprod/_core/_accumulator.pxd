@@ -158,7 +158,8 @@ ctypedef struct outlet_t:     # one broker: the lanes that it leads, and how man
     outlet_t* next
     int32_t broker            # -1: lanes without a leader
     list_t lingering          # by age
-    list_t ready
+    list_t* ready             # owned: one for each level
+    uint64_t turns            # hand-overs of lanes
     list_t held               # wait for what librdkafka has of them
     list_t out                # those handed over, the first one longest ago
     int32_t out_count
@@ -220,6 +221,7 @@ ctypedef struct topic_t:
     size_t name_size
     uint32_t hash             # of the name
     topic_t* same_hash        # next in the table of names
+    int32_t level             # its lanes go before those of lower levels
     void* handle              # rd_kafka_topic_t*
     void* label               # borrowed: the name as Python str, held by the Runtime
     topic_t* next
@@ -263,6 +265,8 @@ ctypedef struct waiter_t:     # one thread waiting for memory, first come first 
     waiter_t* next
     int64_t need              # bytes that it would have
     int64_t granted           # bytes set aside for it: it is out of the queue then
+    int32_t level             # of the record that waits
+    int32_t overtaken         # by how many of a higher level
     bint queued
 
 ctypedef struct flusher_t:    # one thread in flush: waits for the chunks that existed when it came
@@ -302,6 +306,7 @@ ctypedef struct accumulator_t:
     hash_f hash               # of keys to partitions; NULL = murmur2, as Java
     bint hash_null            # also of records without a key
     bint spread_empty         # an empty key is no key
+    int32_t levels            # of priority; topics are named after theirs, as in orders-2
     int64_t linger_us
     int64_t sticky_bytes
     int64_t availability_us

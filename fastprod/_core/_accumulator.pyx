@@ -54,6 +54,7 @@ cdef enum:
     STRIKES = 10                          # rebuilds in a row that must find queues uneven
     CATCH_UP = 64                         # sticky bounds that a partition may be behind when they are even again
     START_US = 2000000                    # after which a lane's queue counts in any case
+    FLOOR = 8                             # each so manieth turn is that of whoever has waited longest, of whatever level
     CREDIT_US = 200000                    # a lane that librdkafka has had for so long does not count any more
     RECORD_BYTES = 36                     # at most around key and value in a request, headers apart
     GRANT_BYTES = 262144                  # what a thread waits for when memory is short: a full chunk of small records

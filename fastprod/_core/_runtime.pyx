@@ -162,6 +162,7 @@ cdef enum:
     PURGE_US = 10000000         # librdkafka drops what it is told to drop at once, unless its threads are stuck
     SWEEP_US = 100000           # how long buffers may be kept that are done with, though older ones are not
     CREDIT = 32                 # lanes of a broker that librdkafka may have at a time
+    CREDIT_OF_LEVELS = 8        # the same where those of a higher level shall not queue up behind others
     # What librdkafka allocates per message, besides the key: rd_kafka_msg_t and malloc's share.
     MESSAGE_OVERHEAD = 272
     REQUEST_OVERHEAD = 512      # around the records of a request: names of topic, client and transaction
@@ -235,7 +236,8 @@ cdef class Runtime:
         acc.timeout_us = <int64_t>(settings.delivery_timeout_ms * 1000)
         acc.limit = settings.buffer_memory
         acc.record_overhead = MESSAGE_OVERHEAD
-        acc.credit = CREDIT
+        acc.levels = settings.levels
+        acc.credit = CREDIT if settings.levels == 1 else CREDIT_OF_LEVELS
         acc.strict = settings.strict
         acc.hasty = settings.hasty
         if settings.idempotent:

@@ -30,7 +30,7 @@ class PriorityProducer(Producer):
 
     def __init__(self, config: Mapping[str, Any] | None = None, max_priority: int | None = None, **more: Any) -> None:
         options = {**(config or {}), **more}
-        self.max_priority = levels.agreed_levels(max_priority, options)
+        self.max_priority = self._level_count = levels.agreed_levels(max_priority, options)
         self._names: dict[str, list[str]] = {}
         self._options = options  # for clients that create topics
         super().__init__(options)

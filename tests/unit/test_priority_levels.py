@@ -162,6 +162,56 @@ def test_the_configuration_may_have_the_number_of_levels_and_is_not_changed(mock
     assert given == before
 
 
+@pytest.mark.mock_cluster(brokers=1, topics={"t-0": 40, "t-1": 40, "t-2": 10})
+def test_of_what_waits_for_a_slow_broker_the_highest_level_goes_first(mock_cluster: MockCluster) -> None:
+    order: list[tuple[str, bytes]] = []
+
+    def note(error: Any, message: Any) -> None:
+        assert error is None
+        order.append((message.topic(), message.value()))
+
+    with producer(mock_cluster, **{"linger.ms": 1}) as sender:
+        for level, partitions in enumerate((40, 40, 10)):  # metadata is there
+            sender.produce_many("t", [b"warm"] * partitions, partitions=list(range(partitions)), priority=level)
+        assert sender.flush(120) == 0
+        mock_cluster.set_rtt(3000)
+        for level, partitions in enumerate((40, 40, 10)):
+            for partition in range(partitions):
+                sender.produce("t", b"v", partition=partition, priority=level, on_delivery=note)
+            if level == 0:
+                time.sleep(0.05)  # some of them are on their way
+        mock_cluster.set_rtt(0)
+        assert sender.flush(120) == 0
+    places = {level: [at for at, (topic, _) in enumerate(order) if topic == f"t-{level}"] for level in range(LEVELS)}
+    assert [len(places[level]) for level in range(LEVELS)] == [40, 40, 10]
+    assert places[2][-1] < places[0][30], "some of the lowest level were on their way, and one turn in eight is theirs"
+    assert places[2][-1] < places[1][10]
+    assert places[1][-1] < places[0][-5]
+    assert places[0][10] < places[1][-1], "the lowest level moves meanwhile"
+
+
+def test_room_goes_to_the_highest_level_first_but_not_for_ever(mock_cluster: MockCluster) -> None:
+    """Many threads wait for memory; those of the highest level get it sooner, and all get it."""
+    took: dict[int, list[float]] = {level: [] for level in range(LEVELS)}
+    with producer(mock_cluster, **{"buffer.memory": 200_000, "linger.ms": 0}) as sender:
+        mock_cluster.set_rtt(5)
+
+        def work(level: int) -> None:
+            for _ in range(40):
+                start = time.monotonic()
+                sender.produce("t", b"x" * 20_000, priority=level)
+                took[level].append(time.monotonic() - start)
+
+        threads = [threading.Thread(target=work, args=(level,)) for level in range(LEVELS) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(300)
+        assert sender.flush(120) == 0
+    assert [len(took[level]) for level in range(LEVELS)] == [160] * 3
+    assert sum(took[2]) < sum(took[0])
+
+
 # ---- the consumer
 
 

@@ -4,6 +4,9 @@
 # lanes than it has requests to send only makes batches small: so each broker has some credit, and lanes beyond it stay
 # here and grow.
 #
+# Lanes of higher levels go first. So that none waits for ever, every FLOOR-th hand-over is that of the lane that has
+# waited longest.
+#
 # Of a partition, an idempotent producer has one request on its way at a time. When a broker refuses one and takes the
 # next, librdkafka numbers all partitions anew and repeats what is unanswered (twice in the log), or takes the second
 # answer for the first as well (lost). A lane that is out is held until librdkafka has given everything back.
@@ -39,7 +42,16 @@ cdef void _remove(list_t* list, lane_t* lane, bint out) noexcept nogil:
 cdef inline list_t* _list(lane_t* lane, int where) noexcept nogil:
     if where == LIST_LINGER:
         return &lane.outlet.lingering
-    return &lane.outlet.ready if where == LIST_READY else &lane.outlet.held
+    return &lane.outlet.ready[lane.topic.level] if where == LIST_READY else &lane.outlet.held
+
+
+cdef inline bint _waits(accumulator_t* acc, outlet_t* outlet) noexcept nogil:
+    """Whether anything would go to the broker if it had credit."""
+    cdef int32_t level
+    for level in range(acc.levels):
+        if outlet.ready[level].head != NULL:
+            return True
+    return outlet.lingering.head != NULL
 
 
 cdef void _unlist(lane_t* lane) noexcept nogil:
@@ -88,6 +100,10 @@ cdef outlet_t* _outlet_of(accumulator_t* acc, int32_t broker) noexcept nogil:
     if outlet == NULL:
         outlet = <outlet_t*>calloc(1, sizeof(outlet_t))
         if outlet != NULL:
+            outlet.ready = <list_t*>calloc(acc.levels, sizeof(list_t))
+            if outlet.ready == NULL:
+                free(outlet)
+                return NULL
             outlet.broker = broker
             outlet.next = acc.outlets
             acc.outlets = outlet
@@ -166,6 +182,7 @@ cdef chunk_t* detach(accumulator_t* acc, lane_t* lane) noexcept nogil:
     else:
         lane.first_us = chunk.created_us
         _enlist(acc, lane, LIST_READY)
+    lane.outlet.turns += 1
     if not lane.counted:
         lane.out_us = fp_now_us()
         _count_out(acc, lane, True)
@@ -186,7 +203,7 @@ cdef void chunk_returned(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
         _release(acc, lane)
     if lane.chunks_out == 0 and lane.counted:
         _count_out(acc, lane, False)
-        if acc.sender_waiting and not lane.outlet.spent and (lane.outlet.ready.head != NULL or lane.outlet.lingering.head != NULL):
+        if acc.sender_waiting and not lane.outlet.spent and _waits(acc, lane.outlet):
             pthread_cond_signal(&acc.work)
 
 
@@ -212,17 +229,31 @@ cdef inline bint _has_credit(accumulator_t* acc, outlet_t* outlet, int64_t now) 
     return not outlet.spent
 
 
-cdef lane_t* _next_of(accumulator_t* acc, outlet_t* outlet, int64_t now) noexcept nogil:
-    cdef lane_t* lane
-    while outlet.lingering.head != NULL and outlet.lingering.head.first_us + acc.linger_us <= now:
-        _enlist(acc, outlet.lingering.head, LIST_READY)
-    lane = outlet.ready.head
-    if lane == NULL:
-        # Memory is short: what librdkafka has comes back by itself, but not what lingers.
-        if acc.waiters != NULL and acc.flying < acc.limit // 2:
-            lane = outlet.lingering.head
+cdef inline lane_t* _able(lane_t* lane, int64_t now) noexcept nogil:
+    """The first from here on that need not pause."""
     while lane != NULL and lane.retry_us > now:
         lane = lane.link.next
+    return lane
+
+
+cdef lane_t* _next_of(accumulator_t* acc, outlet_t* outlet, int64_t now) noexcept nogil:
+    cdef lane_t* lane = NULL
+    cdef lane_t* other
+    cdef int32_t level = acc.levels
+    while outlet.lingering.head != NULL and outlet.lingering.head.first_us + acc.linger_us <= now:
+        _enlist(acc, outlet.lingering.head, LIST_READY)
+    while level > 0:
+        level -= 1
+        other = _able(outlet.ready[level].head, now)
+        if lane == NULL:
+            lane = other
+            if lane != NULL and outlet.turns % FLOOR:
+                break
+        elif other != NULL and other.first_us < lane.first_us:
+            lane = other
+    # Memory is short: what librdkafka has comes back by itself, but not what lingers.
+    if lane == NULL and acc.waiters != NULL and acc.flying < acc.limit // 2:
+        lane = _able(outlet.lingering.head, now)
     return lane
 
 
@@ -251,19 +282,21 @@ cdef int64_t next_deadline(accumulator_t* acc, int64_t now) noexcept nogil:
     cdef int64_t due = now + 1000000
     cdef outlet_t* outlet = acc.outlets
     cdef lane_t* lane
+    cdef int32_t level
     if acc.starved:
         return due
     while outlet != NULL:
         if outlet.spent:
-            if outlet.ready.head != NULL or outlet.lingering.head != NULL:
+            if _waits(acc, outlet):
                 due = min(due, outlet.out.head.out_us + CREDIT_US)
         else:
             if outlet.lingering.head != NULL:
                 due = min(due, outlet.lingering.head.first_us + acc.linger_us)
-            lane = outlet.ready.head
-            while lane != NULL:
-                due = min(due, lane.retry_us)
-                lane = lane.link.next
+            for level in range(acc.levels):
+                lane = outlet.ready[level].head
+                while lane != NULL:
+                    due = min(due, lane.retry_us)
+                    lane = lane.link.next
         outlet = outlet.next
     return due
 
@@ -281,10 +314,12 @@ cdef void seal_all(accumulator_t* acc) noexcept nogil:
     """Flush: everything that waits is due now, and later records start new chunks."""
     cdef topic_t* topic = acc.topics
     cdef outlet_t* outlet = acc.outlets
+    cdef int32_t level
     while outlet != NULL:
         while outlet.lingering.head != NULL:
             _enlist(acc, outlet.lingering.head, LIST_READY)
-        _seal_list(acc, &outlet.ready)
+        for level in range(acc.levels):
+            _seal_list(acc, &outlet.ready[level])
         _seal_list(acc, &outlet.held)
         outlet = outlet.next
     while topic != NULL:

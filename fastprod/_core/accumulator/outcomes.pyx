@@ -264,11 +264,13 @@ cdef int64_t fail_waiting(accumulator_t* acc, int32_t error, int64_t before_us) 
     cdef int64_t n = 0
     cdef topic_t* topic = acc.topics
     cdef outlet_t* outlet = acc.outlets
+    cdef int32_t level
     if before_us == INT64_MAX:
         acc.drops += 1
     while outlet != NULL:
         n += _fail_list(acc, &outlet.lingering, error, before_us)
-        n += _fail_list(acc, &outlet.ready, error, before_us)
+        for level in range(acc.levels):
+            n += _fail_list(acc, &outlet.ready[level], error, before_us)
         n += _fail_list(acc, &outlet.held, error, before_us)
         outlet = outlet.next
     while topic != NULL:

@@ -90,15 +90,28 @@ cdef void wake_waiters(accumulator_t* acc) noexcept nogil:
 
 
 cdef void enter_queue(accumulator_t* acc, waiter_t* waiter, int64_t least) noexcept nogil:
-    """Queues up for memory: a batch's worth, but at least so much."""
+    """Queues up for memory: a batch's worth, but at least so much. Before those of lower levels, a few times each."""
+    cdef waiter_t* before = NULL
+    cdef waiter_t* other = acc.waiters
     waiter.need = max(least, min(GRANT_BYTES, acc.limit // 8))
-    waiter.next = NULL
     waiter.queued = True
-    if acc.last_waiter != NULL:
-        acc.last_waiter.next = waiter
-    else:
+    waiter.overtaken = 0
+    while other != NULL:
+        if other.level >= waiter.level or other.overtaken >= FLOOR:
+            before = other
+        other = other.next
+    if before == NULL:
+        waiter.next = acc.waiters
         acc.waiters = waiter
-    acc.last_waiter = waiter
+    else:
+        waiter.next = before.next
+        before.next = waiter
+    if waiter.next == NULL:
+        acc.last_waiter = waiter
+    other = waiter.next
+    while other != NULL:
+        other.overtaken += 1
+        other = other.next
     wake_waiters(acc)
     pthread_cond_signal(&acc.work)  # memory is short: the sender may have to end some linger
 

@@ -5,6 +5,7 @@ cdef int accumulator_init(accumulator_t* acc) noexcept nogil:
     pthread_mutex_init(&acc.lock, NULL)
     fp_cond_init(&acc.work)
     fp_cond_init(&acc.done)
+    acc.levels = max(acc.levels, 1)
     return 0
 
 
@@ -47,6 +48,7 @@ cdef void accumulator_free(accumulator_t* acc) noexcept nogil:
     while acc.outlets != NULL:
         outlet = acc.outlets
         acc.outlets = outlet.next
+        free(outlet.ready)
         free(outlet)
     while acc.deliveries != NULL:
         chunk = acc.deliveries
@@ -126,6 +128,18 @@ cdef int _add_to_table(accumulator_t* acc, topic_t* topic) noexcept nogil:
     return 0
 
 
+cdef int32_t _level_of(accumulator_t* acc, const char* name, size_t size) noexcept nogil:
+    """The level at the end of a topic's name, as in orders-2."""
+    cdef int64_t level = 0, place = 1
+    if acc.levels == 1:
+        return 0
+    while size > 0 and c'0' <= name[size - 1] <= c'9' and place < 1000000000:
+        size -= 1
+        level += (name[size] - c'0') * place
+        place *= 10
+    return <int32_t>min(level, acc.levels - 1)
+
+
 cdef topic_t* topic_new(accumulator_t* acc, const char* name) noexcept nogil:
     """A topic whose partitions are not known yet; NULL when memory is short."""
     cdef topic_t* topic = <topic_t*>calloc(1, sizeof(topic_t))
@@ -142,6 +156,7 @@ cdef topic_t* topic_new(accumulator_t* acc, const char* name) noexcept nogil:
         free(topic.lanes)
         free(topic)
         return NULL
+    topic.level = _level_of(acc, name, topic.name_size)
     topic.sticky.partition = -1
     topic.sticky.bound = acc.sticky_bytes
     topic.partial.random = partial_seed(acc.partial_seed, name, topic.name_size)

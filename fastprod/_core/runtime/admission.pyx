@@ -136,6 +136,7 @@ cdef int admit_later(Runtime self, topic_t* topic, record_t* record) except -1:
     if footprint(record) > acc.limit:
         return APPEND_TOO_LARGE
     memset(&waiter, 0, sizeof(waiter_t))
+    waiter.level = topic.level
     fp_cond_init(&waiter.wake)
     try:
         while True:

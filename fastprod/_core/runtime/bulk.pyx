@@ -107,9 +107,11 @@ cdef int64_t submit_fast(
                 bytes = 0
                 stop = min(n, i + BULK_STEP)
                 pthread_mutex_lock(&acc.lock)
-                if status == APPEND_NO_ROOM and wait_for_room(self, &waiter, footprint(&record), until):
-                    use_grant(acc, &waiter)
-                    status = APPEND_OK
+                if status == APPEND_NO_ROOM:
+                    waiter.level = topic.level
+                    if wait_for_room(self, &waiter, footprint(&record), until):
+                        use_grant(acc, &waiter)
+                        status = APPEND_OK
                 while i < stop and status == APPEND_OK and bytes < BULK_STEP_BYTES:
                     status = APPEND_LOOK
                     kind = column_get(&values.c, i, &record.value, &record.size)
