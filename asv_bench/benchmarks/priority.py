@@ -1,4 +1,4 @@
-"""What a record costs that a consumer of priority levels polls, beside confluent_kafka.Consumer.consume, and idle ones."""
+"""What a record costs that a consumer of priority levels polls, beside confluent_kafka.Consumer.consume."""
 
 import time
 
@@ -24,7 +24,8 @@ class Poll:
             # A whole poll at a time is borrowed if one level has all the records.
             for level, share in enumerate((1, 2, 4)):
                 count = RECORDS * share // 7
-                producer.produce_many("t", [b"x" * 100] * count, partitions=[n % 4 for n in range(count)], priority=level)
+                partitions = [number % 4 for number in range(count)]
+                producer.produce_many("t", [b"x" * 100] * count, partitions=partitions, priority=level)
             self.records = sum(RECORDS * share // 7 for share in (1, 2, 4))
 
     def teardown(self, client):
