@@ -11,7 +11,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import confluent_kafka
 from confluent_kafka import KafkaError
@@ -423,7 +423,7 @@ class Producer(confluent_kafka.Producer):
             return not error.args[0].retriable()
         return True
 
-    def __enter__(self) -> Producer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object = None, *exc_info: object) -> None:

@@ -15,6 +15,7 @@ COMMANDS = {  # name -> module:command
     "export": "fastprod.cli.export:export",
     "partitioners": "fastprod.cli.partitioners:partitioners",
     "perf": "fastprod.cli.perf:perf",
+    "priority": "fastprod.cli.priority:priority",
 }
 
 try:

@@ -1,4 +1,4 @@
-"""Pictures of `fastprod partitioners`, drawn without a screen. Needs the `plot` extra; imported when one is wanted."""
+"""Pictures of `fastprod partitioners` and `fastprod priority`, drawn without a screen. Needs the `plot` extra."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+import click
+
+from fastprod.cli._options import Failure
 from fastprod.cli._routing import Flood, Trickle, percentile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from fastprod.cli._levels import Experiment
 
 FORMATS = (".png", ".svg")
 MISSING = "--plot needs matplotlib: pip install 'fastprod[plot]'"
@@ -29,6 +34,22 @@ STYLE: Any = {
 def check() -> None:
     """Raises ModuleNotFoundError where matplotlib is missing."""
     import matplotlib  # noqa: F401
+
+
+def picture(ctx: click.Context, param: click.Parameter, text: str | None) -> Path | None:
+    """A path that can be drawn to, known before the run has taken its time."""
+    if text is None:
+        return None
+    path = Path(text)
+    if path.suffix.lower() not in FORMATS:
+        raise click.BadParameter(f"a file name that ends in .png or .svg, not {text!r}")
+    if not path.absolute().parent.is_dir():
+        raise click.BadParameter(f"there is no folder {str(path.parent)!r}")
+    try:
+        check()
+    except ModuleNotFoundError:
+        raise Failure(MISSING, 2) from None
+    return path
 
 
 def _save(figure: Figure, path: Path) -> None:
@@ -152,4 +173,41 @@ def draw_trickles(path: Path, title: str, runs: Mapping[str, Trickle]) -> None:
             ncols=2,
             frameon=False,
         )
+        _save(figure, path)
+
+
+def draw_levels(path: Path, title: str, runs: Sequence[Experiment]) -> None:
+    """Records processed over time, a line per level, a panel per experiment."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    colours = (QUIET_COLOUR, FAST_COLOUR, SLOW_COLOUR)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(max(7.0, 3.6 * len(runs)), 3.6), layout="constrained")
+        figure.suptitle(title, fontsize=11)
+        first: Axes | None = None
+        for column, run in enumerate(runs):
+            axes = figure.add_subplot(1, len(runs), column + 1, sharex=first, sharey=first)
+            times = [0.0, *(at for at, _ in run.rows)]
+            for level in reversed(range(len(run.records))):
+                sums = [0, *(row[level] for _, row in run.rows)]
+                axes.plot(
+                    times, [one / 1e3 for one in sums], color=colours[level % len(colours)], label=f"level {level}"
+                )
+            for at in run.waves:
+                axes.axvline(at, color=SLOW_COLOUR, linewidth=0.8, linestyle=":")
+                axes.annotate("more of level 2", (at, 0), xytext=(3, 3), textcoords="offset points", fontsize=8)
+            axes.set_title(run.name)
+            axes.set_xlabel("seconds")
+            axes.grid(color="#e4e4e4")
+            axes.set_axisbelow(True)
+            if first is None:
+                axes.set_ylabel("thousand records processed")
+                axes.legend(frameon=False)
+                first = axes
+            else:
+                axes.tick_params(axis="y", labelleft=False)
+        if first is not None:
+            first.set_xlim(left=0)
+            first.set_ylim(bottom=0)
         _save(figure, path)

@@ -33,22 +33,6 @@ FEW_INTERVAL_S = 0.005
 FEW_CONTENDERS = ("round_robin", "sticky", "adaptive")
 
 
-def _picture(ctx: click.Context, param: click.Parameter, text: str | None) -> Path | None:
-    """A path that can be drawn to, known before the run has taken its time."""
-    if text is None:
-        return None
-    path = Path(text)
-    if path.suffix.lower() not in _pictures.FORMATS:
-        raise click.BadParameter(f"a file name that ends in .png or .svg, not {text!r}")
-    if not path.absolute().parent.is_dir():
-        raise click.BadParameter(f"there is no folder {str(path.parent)!r}")
-    try:
-        _pictures.check()
-    except ModuleNotFoundError:
-        raise Failure(_pictures.MISSING, 2) from None
-    return path
-
-
 @click.command()
 @click.option("-b", "--bootstrap", metavar="HOST:PORT,...", help="Brokers, taken as they are. Without: mock brokers.")
 @click.option("--real", is_flag=True, help="Without brokers: an Apache Kafka of 4 brokers on this machine; needs Java.")
@@ -87,7 +71,7 @@ def _picture(ctx: click.Context, param: click.Parameter, text: str | None) -> Pa
     f"{FEW_LINGER_MS / 1e3:g} s and no slow broker: who sends before the linger is over?",
 )
 @_options.client_options("A producer's option, repeatable.")
-@click.option("--plot", metavar="FILE", callback=_picture, help="Draw a picture to this .png or .svg file.")
+@click.option("--plot", metavar="FILE", callback=_pictures.picture, help="Draw a picture to this .png or .svg file.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.pass_context
 def partitioners(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -415,7 +415,7 @@ class CapacityBurstConsumer:
             self._closed = True
             self._each("close", [(level, level.close) for level in self._levels])
 
-    def __enter__(self) -> CapacityBurstConsumer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -1,12 +1,13 @@
-"""The pages' snippets that start a Kafka of their own."""
+"""The pages' snippets that need a real Kafka, or start one of their own."""
 
 from pathlib import Path
 
 import pytest
 import snippets
 
+from fastprod.testing import KafkaCluster
 
-@pytest.mark.usefixtures("kafka_available")
+
 @pytest.mark.parametrize("page", snippets.of_kind("python kafka"), ids=lambda page: page.name)
-def test_snippets_run(page: Path) -> None:
-    snippets.run(page, "python kafka", "localhost:9092")
+def test_snippets_run(page: Path, kafka_cluster: KafkaCluster) -> None:
+    snippets.run(page, "python kafka", kafka_cluster.bootstrap_servers)

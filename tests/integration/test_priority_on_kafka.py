@@ -8,9 +8,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from click.testing import CliRunner
 from confluent_kafka import TopicPartition
-from programs import started, wait_until
+from programs import run, started, wait_until
 
+from fastprod.cli import main
 from fastprod.priority import CapacityBurstConsumer, PriorityProducer
 from fastprod.testing import KafkaCluster
 
@@ -137,3 +139,44 @@ def test_a_second_consumer_joins_and_leaves_and_nothing_is_lost(kafka_cluster: K
             assert len(first.assignment()) == 4 * LEVELS
     assert moves.count("+4") >= LEVELS
     assert moves.count("-4") >= LEVELS
+
+
+def test_the_experiments(kafka_cluster: KafkaCluster, tmp_path: Path) -> None:
+    picture = tmp_path / "levels.svg"
+    brokers = ["-b", kafka_cluster.bootstrap_servers, "--records", "1500", "--pause", "2"]
+    done = CliRunner().invoke(main, ["priority", *brokers, "--format", "json", "--plot", str(picture)])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)["experiments"]
+    assert list(found) == ["no-priority", "priority", "wave"]
+    none, levels, wave = found.values()
+    assert max(none["all_s"]) < 1.2 * min(none["all_s"]) + 0.5, "all at the same rate"
+    assert levels["all_s"][2] < levels["all_s"][1] < levels["all_s"][0], "the highest drains first"
+    assert levels["half_s"][2] < levels["half_s"][1] < levels["half_s"][0]
+    assert len(wave["waves_s"]) == 1
+    assert wave["all_s"][2] > wave["waves_s"][0]
+    assert wave["all_s"][2] < wave["all_s"][0]
+    drawn = picture.read_text()
+    assert all(text in drawn for text in ("no-priority", "wave", "level 2", "thousand records processed"))
+
+
+def test_the_experiments_as_a_table(kafka_cluster: KafkaCluster) -> None:
+    arguments = ["-b", kafka_cluster.bootstrap_servers, "--records", "200", "--pause", "0", "--experiment", "priority"]
+    done = CliRunner().invoke(main, ["priority", *arguments])
+    assert done.exit_code == 0, done.output
+    assert "half after s" in done.stdout
+    assert done.stdout.count("200") == LEVELS
+
+
+def test_experiments_without_a_broker(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["priority", "-b", "localhost:1", "--records", "200"])
+    assert done.exit_code == 2
+    assert "no broker answers at localhost:1 within 10 s" in done.output
+    done = CliRunner().invoke(main, ["priority", "--plot", str(tmp_path / "x.gif")])
+    assert done.exit_code == 2
+    assert ".png or .svg" in done.output
+
+
+def test_the_example(tmp_path: Path) -> None:
+    done = run(Path(__file__).parents[2] / "examples" / "priority_experiments.py", "--records", "400", "--work-ms", "1")
+    assert "more records of level 2 come" in done.stdout
+    assert "all 1,400 records were processed" in done.stdout
