@@ -10,8 +10,13 @@ cdef int64_t footprint(const record_t* record) noexcept nogil:
 
 
 cdef inline int64_t _room(accumulator_t* acc) noexcept nogil:
-    """What may be taken for records now. For what librdkafka allocates for those that it gets, up to a third is kept."""
-    return acc.limit - acc.used - max(acc.bookkeeping, min(acc.limit // 3, acc.records * acc.record_overhead))
+    """What may be taken for records now: the rest is kept for what librdkafka allocates for those that it gets.
+
+    With many lanes it has few of them at a time, and a third will do: batches are larger then. With few lanes it may
+    have everything; to let more wait than can go would only wear out the processor's caches.
+    """
+    cdef int64_t most = acc.limit // 3 if acc.lanes_opened > MANY_LANES else acc.limit
+    return acc.limit - acc.used - max(acc.bookkeeping, min(most, acc.records * acc.record_overhead))
 
 
 cdef inline bint _may_take(accumulator_t* acc, int64_t need) noexcept nogil:
