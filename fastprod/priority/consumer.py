@@ -14,7 +14,7 @@ from itertools import chain
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_STORED, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from fastprod._core import _arrivals
 from fastprod.priority import levels
@@ -27,6 +27,7 @@ SERVE_S = 1.0  # each level is looked after so often, whatever it may bring: it 
 RATE_S = 10.0  # rates are taken over so long
 QUEUED_RECORDS = 100_000  # librdkafka's defaults for what a consumer fetches ahead
 QUEUED_KBYTES = 65_536
+CALLBACKS = {"error_cb", "stats_cb", "throttle_cb", "on_commit"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +98,12 @@ class CapacityBurstConsumer:
         self._bell = _Bell()
         try:
             for level, own in enumerate(self._configurations(options)):
+                raised: list[BaseException] = []
+                for name in CALLBACKS & own.keys():
+                    if callable(own[name]):
+                        own[name] = _kept(own[name], raised)
                 consumer = _arrivals.announce(partial(Consumer, own), self._bell.descriptor)
-                self._levels.append(_Level(level, consumer, self.max_poll_records))
+                self._levels.append(_Level(level, consumer, self.max_poll_records, raised))
         except BaseException:
             self._closed = True
             for made in self._levels:
@@ -163,6 +168,7 @@ class CapacityBurstConsumer:
             if left <= 0:
                 break
             self._bell.wait(left)
+            self.policy.observe(counts)  # what nobody used may be another's
         self.policy.observe(counts)
         found: list[Message] = []
         for level, count in zip(reversed(self._levels), reversed(counts), strict=True):
@@ -205,7 +211,7 @@ class CapacityBurstConsumer:
 
     def _store_given(self) -> None:
         """What the last poll returned counts as processed."""
-        self._each("store_offsets", [(level, level.store_given) for level in self._levels if level.given])
+        self._each("store_offsets", [(level, level.store_given) for level in self._living() if level.given])
 
     def priority_of(self, message: Message) -> int:
         """The level of a record."""
@@ -238,7 +244,10 @@ class CapacityBurstConsumer:
 
         def subscribe(level: _Level) -> Callable[[], None]:
             names = [
-                f"{levels.level_topic(topic, level.number)}{'$' if topic.startswith('^') else ''}" for topic in topics
+                f"^({topic[1:].removesuffix('$')})-{level.number}$"
+                if topic.startswith("^")
+                else levels.level_topic(topic, level.number)
+                for topic in topics
             ]
             callbacks = {
                 "on_assign": level.reaction(self, on_assign, gone=False),
@@ -252,10 +261,12 @@ class CapacityBurstConsumer:
     def unsubscribe(self) -> None:
         """Leaves all groups. What was fetched and not returned is dropped."""
         self._check_open()
+        if self._automatic and not self._manual:
+            self._store_given()
 
         def leave(level: _Level) -> None:
-            level.forget()
             level.consumer.unsubscribe()
+            level.forget()
 
         self._each("unsubscribe", [(level, partial(leave, level)) for level in self._levels])
 
@@ -266,6 +277,8 @@ class CapacityBurstConsumer:
     def unassign(self) -> None:
         """Reads nothing any more; in `on_revoke`, of the level that is asked about."""
         self._check_open()
+        if self._automatic and not self._manual:
+            self._store_given()
         self._each("unassign", [(level, level.unassign) for level in self._reacting()])
 
     def incremental_assign(self, partitions: Sequence[TopicPartition]) -> None:
@@ -308,8 +321,9 @@ class CapacityBurstConsumer:
                 nothing.append(error)
                 return []
 
-        found = self._each("commit", [(level, partial(commit, level)) for level in self._levels])
-        if len(nothing) == len(self._levels):
+        living = self._living()
+        found = self._each("commit", [(level, partial(commit, level)) for level in living])
+        if len(nothing) == len(living):
             raise nothing[0]
         return None if asynchronous else list(chain.from_iterable(found))
 
@@ -369,7 +383,7 @@ class CapacityBurstConsumer:
     def assignment(self) -> list[TopicPartition]:
         """The partitions of all levels that are assigned to this consumer."""
         self._check_open()
-        return list(chain.from_iterable(level.consumer.assignment() for level in self._levels))
+        return list(chain.from_iterable(level.consumer.assignment() for level in self._living()))
 
     def get_watermark_offsets(
         self, partition: TopicPartition, timeout: float = -1, cached: bool = False
@@ -412,8 +426,10 @@ class CapacityBurstConsumer:
             if processed and self._automatic and not self._manual:
                 self._store_given()
         finally:
-            self._closed = True
-            self._each("close", [(level, level.close) for level in self._levels])
+            try:
+                self._each("close", [(level, level.close) for level in self._levels])
+            finally:
+                self._closed = True
 
     def __enter__(self) -> Self:
         return self
@@ -433,6 +449,10 @@ class CapacityBurstConsumer:
     def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError("Consumer closed")
+
+    def _living(self) -> list[_Level]:
+        """All, but for those that are closed already when a callback runs while the others are being closed."""
+        return [level for level in self._levels if not level.closed]
 
     def _split(self, partitions: Sequence[TopicPartition]) -> list[tuple[_Level, list[TopicPartition]]]:
         """Partitions by level; topics without one, or beyond the highest, are refused."""
@@ -459,6 +479,10 @@ class CapacityBurstConsumer:
         def call(level: _Level, own: list[TopicPartition]) -> list[TopicPartition]:
             method = getattr(level.consumer, name)
             level.assigned = None
+            if name == "assign":
+                level.forget()
+            elif name == "incremental_unassign":
+                level.forget(own)
             return (method(offsets=own, **options) if as_offsets else method(own, **options)) or []
 
         calls = [(level, partial(call, level, own)) for level, own in parts.values()]
@@ -483,17 +507,22 @@ class CapacityBurstConsumer:
 class _Level:
     """One level: its consumer, and what that has brought before it may be returned."""
 
-    def __init__(self, number: int, consumer: Consumer, max_poll_records: int) -> None:
+    def __init__(self, number: int, consumer: Consumer, max_poll_records: int, raised: list[BaseException]) -> None:
         self.number = number
         self.consumer: Any = consumer  # whose type hints know messages without a topic
         self.given = False  # the last poll returned something of it
         self.received = 0
         self.reacting = False  # a rebalance callback is running
+        self.closed = False
         self.assigned: list[TopicPartition] | None = None  # a copy of the assignment
         self._most = max_poll_records
         self._held: list[Any] = []
+        self._fetched: list[Any] = []  # by a call that is not over
+        self._back: dict[tuple[str, int], int] = {}  # where partitions were given back that have brought nothing since
+        self._gone: set[tuple[str, int]] = set()  # partitions that were revoked in it
+        self._stored: dict[tuple[str, int], int] = {}  # offsets after what polls returned, known for certain
         self._served = 0.0
-        self._raised: list[Exception] = []
+        self._raised = raised  # by callbacks, while confluent-kafka would drop records for it
         self._history: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
 
     def fill(self, wanted: int, errors: list[Exception]) -> int:
@@ -509,17 +538,42 @@ class _Level:
             missing = 1  # only to be looked after: it stays held
         if missing > 0:
             try:
-                # In one go for the interpreter: Ctrl-C comes before or after it, never with records in between.
-                self._held.extend(chain.from_iterable(map(self.consumer.consume, (missing,), (0,))))
+                self._fetch(missing)
             except Exception as error:
                 error.add_note(f"level {self.number}")
                 errors.append(error)
             if any(map(Message.error, self._held)):  # for a third of what a loop costs
                 self._sort_out(errors)
-        if self._raised:
-            errors.extend(self._raised)
-            self._raised = []
+        while self._raised:
+            raised = self._raised.pop(0)
+            if not isinstance(raised, Exception):
+                raise raised  # as Ctrl-C
+            errors.append(raised)
         return min(wanted, len(self._held))
+
+    def _fetch(self, count: int) -> None:
+        """Adds up to so many to those held."""
+        self._gone.clear()
+        try:
+            # In one go for the interpreter: a signal that is noticed after the call finds the records in the list.
+            self._fetched.extend(chain.from_iterable(map(self.consumer.consume, (count,), (0,))))
+        except BaseException:
+            self._start_again()
+            raise
+        if self._gone:  # revoked in this very call
+            self._fetched = [one for one in self._fetched if (one.topic(), one.partition()) not in self._gone]
+        self._held += self._fetched
+        self._fetched = []
+
+    def _start_again(self) -> None:
+        """confluent-kafka drops what a call has fetched when a signal's handler raises in it. Go back to what is known.
+
+        That is what was stored last, or committed: records may come again, but none is left out.
+        """
+        self._held, self._fetched, self.given = [], [], False
+        for place in self.consumer.assignment():
+            offset = self._stored.get((place.topic, place.partition), OFFSET_STORED)
+            self.consumer.seek(TopicPartition(place.topic, place.partition, offset))
 
     def _sort_out(self, errors: list[Exception]) -> None:
         """Errors are no records, except for the end of a partition, of which somebody wants to know."""
@@ -564,13 +618,15 @@ class _Level:
         if places:
             with suppress(_NotAssigned):
                 _stored(self.consumer, places)
+            self._stored.update({(place.topic, place.partition): place.offset for place in places})
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """After what was returned: what is held counts as not read."""
         places: list[TopicPartition] = self.consumer.position(partitions)
         first = self._first_held()
         for place in places:
-            place.offset = first.get((place.topic, place.partition), place.offset)
+            key = (place.topic, place.partition)
+            place.offset = first.get(key, place.offset if place.offset >= 0 else self._back.get(key, place.offset))
         return places
 
     def _first_held(self) -> dict[tuple[str, int], int]:
@@ -584,9 +640,12 @@ class _Level:
         self.assigned = None
         if partitions is None:
             self._held = []
-            self.given = False
-        elif self._held:
-            gone = {(place.topic, place.partition) for place in partitions}
+            self._back.clear()
+            return
+        gone = {(place.topic, place.partition) for place in partitions}
+        for key in gone:
+            self._back.pop(key, None)
+        if self._held:
             self._held = [one for one in self._held if (one.topic(), one.partition()) not in gone]
 
     def give_back(self, partitions: list[TopicPartition] | None = None) -> None:
@@ -598,6 +657,7 @@ class _Level:
                 place = TopicPartition(topic, partition, offset)
                 self.consumer.seek(place)
                 self.forget([place])
+                self._back[(topic, partition)] = offset
 
     def reaction(
         self, whole: CapacityBurstConsumer, callback: RebalanceCallback | None, gone: bool
@@ -610,13 +670,16 @@ class _Level:
             try:
                 if callback is not None:
                     callback(whole, partitions)
-            except Exception as error:
+            except BaseException as error:
                 error.add_note(f"in a rebalance callback of level {self.number}")
                 self._raised.append(error)
             finally:
                 self.reacting = False
                 if gone:
                     self.forget(partitions)
+                    for place in partitions:
+                        self._gone.add((place.topic, place.partition))
+                        self._stored.pop((place.topic, place.partition), None)
 
         return react
 
@@ -640,8 +703,11 @@ class _Level:
         return (self.received - then) / max(1e-9, time.monotonic() - since)
 
     def close(self) -> None:
-        self._held = []
-        self.consumer.close()
+        try:
+            self.consumer.close()
+        finally:
+            self.closed = True
+            self._held = []
         if self._raised:
             raise self._raised[0]
 
@@ -668,6 +734,18 @@ class _Bell:
 
 class _NotAssigned(Exception):
     """The partitions have gone to another consumer."""
+
+
+def _kept(callback: Callable[..., Any], raised: list[BaseException]) -> Callable[..., Any]:
+    """A callback whose exceptions are raised by the poll: confluent-kafka would drop the poll's records for them."""
+
+    def call(*arguments: Any) -> Any:
+        try:
+            return callback(*arguments)
+        except BaseException as error:
+            raised.append(error)
+
+    return call
 
 
 def _stored(consumer: Consumer, places: list[TopicPartition]) -> None:

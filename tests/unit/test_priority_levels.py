@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import OFFSET_STORED, KafkaException, TopicPartition
 from programs import wait_until
 
 from fastprod.priority import CapacityBurstConsumer, PriorityProducer, Shares, Strict
+from fastprod.priority import consumer as _consumer
 from fastprod.testing import MockCluster
 
 LEVELS = 3
@@ -504,3 +505,123 @@ def test_bad_consumers(mock_cluster: MockCluster) -> None:
         with pytest.raises(RuntimeError, match="closed"):
             call()
     assert given == before
+
+
+def test_a_level_without_a_share_is_not_waited_for_in_vain(mock_cluster: MockCluster) -> None:
+    fill(mock_cluster, [10, 0, 0])
+    with CapacityBurstConsumer(config(mock_cluster), LEVELS, 30, policy=Shares({2: 1, 1: 1, 0: 0})) as consumer:
+        consumer.subscribe(["t"])
+        assert {level for level, _ in read(consumer, 10)} == {0}
+
+
+def test_commits_in_a_callback_while_it_is_closed(mock_cluster: MockCluster) -> None:
+    fill(mock_cluster, [0, 0, 10])
+    told: list[Any] = []
+    options = config(mock_cluster, **{"enable.auto.commit": False})
+
+    def on_revoke(consumer: CapacityBurstConsumer, partitions: list[TopicPartition]) -> None:
+        if partitions[0].topic == "t-2":
+            told.extend(consumer.commit(asynchronous=False) or [])
+
+    with CapacityBurstConsumer(options, LEVELS, 50) as consumer:
+        consumer.subscribe(["t"], on_revoke=on_revoke)
+        assert len(read(consumer, 10)) == 10
+    assert sum(max(0, place.offset) for place in told) == 10
+
+
+def test_regular_expressions(mock_cluster: MockCluster) -> None:
+    fill(mock_cluster, [2, 2, 2])
+    with CapacityBurstConsumer(config(mock_cluster), LEVELS, 50) as consumer:
+        consumer.subscribe(["^t|nothing$"])
+        found = read(consumer, 6)
+        assert Counter(level for level, _ in found) == {0: 2, 1: 2, 2: 2}
+        assert consumer.poll(0.5) == []
+
+
+def test_a_callback_of_the_configuration_that_raises_loses_no_record(mock_cluster: MockCluster) -> None:
+    fill(mock_cluster, [100, 100, 100])
+
+    def raises(statistics: str) -> None:
+        raise LookupError("no")
+
+    found: list[Any] = []
+    raised = 0
+    options = config(mock_cluster, stats_cb=raises, **{"statistics.interval.ms": 20})
+    with CapacityBurstConsumer(options, LEVELS, 50) as consumer:
+        consumer.subscribe(["t"])
+        deadline = time.monotonic() + 120
+        while (len(found) < 300 or not raised) and time.monotonic() < deadline:
+            try:
+                found += consumer.poll(0.5)
+            except (LookupError, ExceptionGroup):
+                raised += 1
+    assert raised
+    assert len({(one.topic(), one.value()) for one in found}) == len(found) == 300
+
+
+# ---- one level, with a consumer that does what is hard to bring about
+
+
+class Told:
+    """A message."""
+
+    def __init__(self, partition: int, offset: int) -> None:
+        self.place = (partition, offset)
+
+    def topic(self) -> str:
+        return "t-0"
+
+    def partition(self) -> int:
+        return self.place[0]
+
+    def offset(self) -> int:
+        return self.place[1]
+
+
+class Fake:
+    """A confluent_kafka.Consumer that does something in consume() before it returns."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[list[Told], Any]] = []
+        self.sought: list[tuple[int, int]] = []
+
+    def consume(self, count: int, timeout: float) -> list[Told]:
+        batch, act = self.batches.pop(0)
+        if act is not None:
+            act()
+        return batch
+
+    def assignment(self) -> list[TopicPartition]:
+        return [TopicPartition("t-0", 0), TopicPartition("t-0", 1)]
+
+    def seek(self, place: TopicPartition) -> None:
+        self.sought.append((place.partition, place.offset))
+
+
+def test_what_comes_with_a_revocation_is_kept_but_for_what_is_gone() -> None:
+    fake = Fake()
+    level = _consumer._Level(0, fake, 50, [])  # type: ignore[arg-type]
+    revoked = level.reaction(None, None, gone=True)  # type: ignore[arg-type]
+    fake.batches = [
+        ([Told(0, 0), Told(1, 0)], None),
+        ([Told(1, 1), Told(0, 1)], lambda: revoked(fake, [TopicPartition("t-0", 1)])),  # type: ignore[arg-type]
+    ]
+    level._fetch(2)
+    level._fetch(2)
+    assert [one.place for one in level._held] == [(0, 0), (0, 1)]
+
+
+def test_when_a_signal_drops_what_was_fetched_it_is_fetched_again() -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    fake = Fake()
+    level = _consumer._Level(0, fake, 50, [])  # type: ignore[arg-type]
+    level._stored[("t-0", 0)] = 7
+    level._held = [Told(0, 7)]
+    level.given = True
+    fake.batches = [([], interrupt)]
+    with pytest.raises(KeyboardInterrupt):
+        level._fetch(5)
+    assert fake.sought == [(0, 7), (1, OFFSET_STORED)]
+    assert (level._held, level.given) == ([], False)
