@@ -133,8 +133,8 @@ class CapacityBurstConsumer:
                 f"group.id={group!r} must be a name: level i of a topic is read in the group '<group.id>-i'"
             )
         capacities = self._capacities()
-        records = int(options.get("queued.min.messages", QUEUED_RECORDS))
-        kbytes = int(options.get("queued.max.messages.kbytes", QUEUED_KBYTES))
+        records = _whole(options, "queued.min.messages", QUEUED_RECORDS)
+        kbytes = _whole(options, "queued.max.messages.kbytes", QUEUED_KBYTES)
         plugins = [options["plugin.library.paths"]] if options.get("plugin.library.paths") else []
         return [
             {
@@ -734,6 +734,13 @@ class _Bell:
 
 class _NotAssigned(Exception):
     """The partitions have gone to another consumer."""
+
+
+def _whole(options: Mapping[str, Any], name: str, default: int) -> int:
+    try:
+        return int(options.get(name, default))
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}={options[name]!r} must be a whole number") from None
 
 
 def _kept(callback: Callable[..., Any], raised: list[BaseException]) -> Callable[..., Any]:

@@ -483,6 +483,7 @@ def test_bad_consumers(mock_cluster: MockCluster) -> None:
         ((given, LEVELS, None), {}, "max_poll_records is missing"),
         ((given, None, 50), {}, "max_priority is missing"),
         ((given, LEVELS, 50), {"history": 0}, "history=0"),
+        (({**given, "queued.min.messages": "many"}, LEVELS, 50), {}, "'many' must be a whole number"),
         ((given, LEVELS, 50), {"history": 3, "maxout_threshold": 4}, "maxout_threshold=4"),
         (({**given, "max.poll.records": 40}, LEVELS, 50), {}, "max_poll_records=50, but max.poll.records=40"),
         ((given, LEVELS, 50), {"policy": Shares({1: 1, 0: 1})}, "shares for 2 levels"),
