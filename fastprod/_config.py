@@ -157,6 +157,18 @@ def _lingers(settings: Settings) -> tuple[float, float]:
     return max(0, settings.linger_ms - 1), HAND_OVER_MS
 
 
+def agreed(argument: str, given: Any, name: str, options: dict[str, Any], number: bool = True) -> Any:
+    """What may come by an argument or by the configuration, from which it is taken; None if by neither."""
+    if name not in options:
+        return given
+    configured = options.pop(name)
+    if number and isinstance(configured, str) and configured.strip().isdecimal():
+        configured = int(configured)
+    if given is not None and given != configured:
+        raise ValueError(f"{argument}={given!r}, but {name}={configured!r} in the configuration: give one of them")
+    return configured
+
+
 def _no_error_cb(error: KafkaError) -> None:
     """Stands in where the user has none."""
 
@@ -255,6 +267,9 @@ def split(config: Mapping[str, Any], plugin: str) -> tuple[Settings, dict[str, A
     settings.hasty = conf["linger.ms"] == 0
     chosen = {"max.in.flight.requests.per.connection", "queue.buffering.backpressure.threshold"} & conf.keys()
     settings.pipelined = settings.idempotent and not settings.hasty and not chosen
+    if not settings.idempotent and not settings.hasty and not chosen:
+        # By default librdkafka makes one request and then looks at all partitions anew: with 10,000 that takes longest.
+        conf.setdefault("queue.buffering.backpressure.threshold", 32)
     if settings.strict:
         if settings.transactional or not settings.idempotent:
             why = "transactions are all or nothing already" if settings.transactional else "needs enable.idempotence"

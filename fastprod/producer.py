@@ -329,7 +329,8 @@ class Producer(confluent_kafka.Producer):
             end()
             self._in_transaction, self._pending = False, None
         except confluent_kafka.KafkaException as error:
-            self._pending = name if error.args[0].retriable() else None
+            if error.args[0].code() != KafkaError._CONFLICT:  # else another call is under way, and this one never began
+                self._pending = name if error.args[0].retriable() else None
             raise
         finally:
             runtime.settle_outcomes()

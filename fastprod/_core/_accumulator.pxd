@@ -343,7 +343,7 @@ ctypedef struct accumulator_t:
     int64_t request_records
     chunk_t* deliveries       # chunks with callbacks to run
     chunk_t* last_delivery
-    int64_t callbacks_due
+    int64_t callbacks_due     # atomic: callbacks run without the lock
     int64_t deliveries_open   # chunks with callbacks that have not all run
     # flush
     uint32_t epoch
@@ -441,7 +441,7 @@ cdef void enter_flight(lane_t*, chunk_t*) noexcept nogil
 cdef void fail_flying(accumulator_t*, int32_t error) noexcept nogil
 cdef bint is_flying(accumulator_t*) noexcept nogil
 cdef void expire_flying(accumulator_t*, int64_t before_us) noexcept nogil
-cdef void resolve(lane_t*, chunk_t*, uint32_t i, int32_t state, int64_t offset) noexcept nogil
+cdef void resolve(lane_t*, chunk_t*, uint32_t i, int32_t state, int64_t offset, int64_t now) noexcept nogil
 cdef void unlink_flying(lane_t*, chunk_t*) noexcept nogil
 cdef void publish(accumulator_t*, chunk_t*) noexcept nogil
 cdef void tell_news(accumulator_t*) noexcept nogil

@@ -29,10 +29,12 @@ from fastprod._core._columns cimport CELL_VALUE, column_get, column_t
 from fastprod._core._hash cimport murmur2_bytes
 from fastprod._core._histogram cimport histogram_add, histogram_t
 from fastprod._core._platform cimport (
+    fp_add64,
     fp_assert,
     fp_cond_init,
     fp_grow64,
     fp_load64,
+    fp_mutex_init,
     fp_now_us,
     fp_spin_lock,
     fp_spin_unlock,
@@ -43,7 +45,6 @@ from fastprod._core._platform cimport (
     pthread_cond_destroy,
     pthread_cond_signal,
     pthread_mutex_destroy,
-    pthread_mutex_init,
 )
 
 cdef enum:

@@ -125,7 +125,7 @@ cdef extern from * nogil:
 
 cdef enum:
     RETRY_US = 2000             # pause after librdkafka's queue was full
-    LATE_US = 50000             # records that waited longer keep their own timestamp
+    LATE_US = 200000            # records that waited longer keep their own timestamp, one call each
     STUCK_US = 1000000          # no acknowledgement for so long: look for a new leader
     GRACE_US = 1500000          # librdkafka looks for timed-out messages once a second
     EVENTS_KEPT = 10000         # events that wait for poll()

@@ -20,6 +20,17 @@ cdef extern from * nogil:
     /* wall-clock milliseconds: for record timestamps */
     static inline int64_t fp_wall_ms(void) { return fp_clock_us(CLOCK_REALTIME) / 1000; }
 
+    /* held for microseconds: whoever finds it taken spins a little before it sleeps, which costs more than the wait */
+    static inline void fp_mutex_init(pthread_mutex_t *m) {
+        pthread_mutexattr_t a;
+        pthread_mutexattr_init(&a);
+    #ifdef PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP
+        pthread_mutexattr_settype(&a, PTHREAD_MUTEX_ADAPTIVE_NP);
+    #endif
+        pthread_mutex_init(m, &a);
+        pthread_mutexattr_destroy(&a);
+    }
+
     static inline void fp_cond_init(pthread_cond_t *c) {
         pthread_condattr_t a;
         pthread_condattr_init(&a);
@@ -83,7 +94,7 @@ cdef extern from * nogil:
     int pthread_join(pthread_t, void**)
     pthread_t pthread_self()
     int pthread_equal(pthread_t, pthread_t)
-    int pthread_mutex_init(pthread_mutex_t*, void*)
+    void fp_mutex_init(pthread_mutex_t*)
     int pthread_mutex_lock(pthread_mutex_t*)
     int pthread_mutex_unlock(pthread_mutex_t*)
     int pthread_mutex_destroy(pthread_mutex_t*)

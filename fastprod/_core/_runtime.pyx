@@ -128,6 +128,7 @@ from fastprod._core._headers cimport (
 )
 from fastprod._core._message cimport Message
 from fastprod._core._platform cimport (
+    fp_add64,
     fp_cond_init,
     fp_cond_wait_until,
     fp_grow64,
@@ -161,7 +162,7 @@ cdef enum:
     APPEND_LOOK = 100           # a record that submit_fast leaves to submit_one
     PURGE_US = 10000000         # librdkafka drops what it is told to drop at once, unless its threads are stuck
     SWEEP_US = 100000           # how long buffers may be kept that are done with, though older ones are not
-    CREDIT = 32                 # lanes of a broker that librdkafka may have at a time
+    CREDIT = 128                # lanes of a broker that librdkafka may have at a time
     CREDIT_OF_LEVELS = 8        # the same where those of a higher level shall not queue up behind others
     # What librdkafka allocates per message, besides the key: rd_kafka_msg_t and malloc's share.
     MESSAGE_OVERHEAD = 272
@@ -623,7 +624,7 @@ cdef class Runtime:
         """Records without outcome, plus callbacks and events that wait for poll()."""
         cdef int64_t n
         pthread_mutex_lock(&self.client.acc.lock)
-        n = self.client.acc.records + self.client.acc.callbacks_due
+        n = self.client.acc.records + fp_load64(&self.client.acc.callbacks_due)
         pthread_mutex_unlock(&self.client.acc.lock)
         return n
 

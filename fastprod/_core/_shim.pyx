@@ -70,7 +70,7 @@ cdef class Accumulator:
         self, int32_t partitions, *, policy="uniform", int64_t sticky_bytes=16384, int64_t buffer_memory=32 << 20,
         double linger_ms=0, bint adaptive=True, bint replay=False, int64_t seed=0,
         double availability_timeout_ms=0, bint ignore_keys=False, leaders=None, int32_t limit=1, int64_t failing_opens=0,
-        int64_t request_bytes=0, int64_t request_records=10000,
+        int64_t request_bytes=0, int64_t request_records=10000, int64_t record_overhead=0,
     ):
         memset(&self.acc, 0, sizeof(accumulator_t))
         self.acc.policy = POLICIES[policy]
@@ -86,6 +86,7 @@ cdef class Accumulator:
         self.acc.credit = partitions + 1
         self.acc.request_bytes = request_bytes
         self.acc.request_records = request_records
+        self.acc.record_overhead = record_overhead
         self.acc.random.counting = replay
         self.acc.random.state = <uint64_t>seed
         accumulator_init(&self.acc)
@@ -194,7 +195,7 @@ cdef class Accumulator:
         while lane != NULL and lane.fly_head != NULL:
             chunk = lane.fly_head
             for i in range(chunk.count):
-                resolve(lane, chunk, i, 0, -1)
+                resolve(lane, chunk, i, 0, -1, fp_now_us())
             unlink_flying(lane, chunk)
             chunk.returned = chunk.count
             chunk_done(&self.acc, chunk)

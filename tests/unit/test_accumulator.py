@@ -1,5 +1,6 @@
 """The accumulator on its own, against simple models."""
 
+import contextlib
 import random
 import time
 from collections import Counter, defaultdict
@@ -352,6 +353,26 @@ def test_what_is_held_can_be_purged_and_changes_brokers() -> None:
     assert accumulator.take() == [(0, [(None, b"later")])]
     accumulator.acknowledge(0)
     assert (accumulator.records, accumulator.used) == (0, 0)
+
+
+def test_a_broker_that_keeps_its_records_leaves_others_their_turn() -> None:
+    """Half of the partitions are on a silent broker, and librdkafka's share of what that has fills the pool."""
+    count = 600
+    accumulator = Accumulator(
+        count, leaders=[p % 2 for p in range(count)], buffer_memory=4 << 20, record_overhead=272, request_bytes=1 << 20
+    )
+    for partition in range(count):
+        accumulator.append(b"v", partition=partition)
+    with contextlib.suppress(BufferError):
+        while True:
+            accumulator.append(b"v", partition=0)
+    left = set(range(1, count, 2))
+    while left:
+        answered = [p for p, _ in accumulator.take() if p % 2]
+        assert answered, f"{len(left)} partitions of the broker that answers wait"
+        for partition in answered:
+            accumulator.acknowledge(partition)
+        left.difference_update(answered)
 
 
 def test_a_broker_that_takes_nothing_is_left_out() -> None:

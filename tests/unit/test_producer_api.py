@@ -321,6 +321,16 @@ def test_timestamps_are_stored(cluster: MockCluster, make: Callable[..., Produce
     assert all(before - 5 <= stamp <= after + 5 for _, stamp in stamps[2:])
 
 
+def test_a_record_that_waits_keeps_the_time_of_its_call(cluster: MockCluster, make: Callable[..., Producer]) -> None:
+    producer = make({"linger.ms": 1500})
+    before = int(time.time() * 1000)
+    producer.produce("t", b"v", partition=0)
+    after = int(time.time() * 1000)
+    while len(producer):  # flush() would end the wait
+        producer.poll(1)
+    assert before - 5 <= cluster.records("t")[0].timestamp()[1] <= after + 5
+
+
 def test_negative_timestamp_is_refused(make: Callable[..., Producer]) -> None:
     with pytest.raises(ValueError, match="timestamp"):
         make().produce("t", b"v", timestamp=-5)

@@ -154,3 +154,12 @@ def test_a_lost_request_to_end_a_transaction_rules_out_another_one(
         another.begin_transaction()
         another.produce("t", b"next")
         another.commit_transaction(120)
+
+
+@pytest.mark.filterwarnings("ignore:Producer abort_transaction failed during close")
+def test_what_is_called_while_init_has_timed_out_has_not_begun() -> None:
+    with Producer({"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "transactional.id": "x"}) as producer:
+        assert code(producer.init_transactions, 0.2) == KafkaError._TIMED_OUT
+        for call in (producer.commit_transaction, producer.abort_transaction, producer.commit_transaction):
+            assert code(call, 0.2) == KafkaError._CONFLICT
+        assert code(producer.begin_transaction) == KafkaError._CONFLICT

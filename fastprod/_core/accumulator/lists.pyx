@@ -130,16 +130,24 @@ cdef void _count_out(accumulator_t* acc, lane_t* lane, bint out) noexcept nogil:
                 outlet.spent = False
 
 
+cdef inline void _invite(accumulator_t* acc, outlet_t* outlet) noexcept nogil:
+    """Fewer lanes count against a broker: tells the sender, if it may get another now."""
+    if acc.sender_waiting and not outlet.spent and _waits(acc, outlet):
+        pthread_cond_signal(&acc.work)
+
+
 cdef int _lead(accumulator_t* acc, lane_t* lane, int32_t broker) noexcept nogil:
     """The lane is led by another broker from now on; -1 when memory is short."""
     cdef outlet_t* outlet = _outlet_of(acc, broker)
+    cdef outlet_t* former = lane.outlet
     cdef int where = lane.where
     if outlet == NULL:
         return -1
     if lane.outlet != outlet:
-        if lane.outlet != NULL:
+        if former != NULL:
             _unlist(lane)
             _count_out(acc, lane, False)  # what the old leader has does not burden the new one
+            _invite(acc, former)
         lane.outlet = outlet
         if where != LIST_NONE:
             _enlist(acc, lane, LIST_READY)  # lists of lingering lanes are in order of age
@@ -203,8 +211,7 @@ cdef void chunk_returned(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
         _release(acc, lane)
     if lane.chunks_out == 0 and lane.counted:
         _count_out(acc, lane, False)
-        if acc.sender_waiting and not lane.outlet.spent and _waits(acc, lane.outlet):
-            pthread_cond_signal(&acc.work)
+        _invite(acc, lane.outlet)
 
 
 cdef void reattach(accumulator_t* acc, lane_t* lane, chunk_t* chunks) noexcept nogil:
@@ -257,17 +264,20 @@ cdef lane_t* _next_of(accumulator_t* acc, outlet_t* outlet, int64_t now) noexcep
     return lane
 
 
+cdef inline bint _is_starved(accumulator_t* acc, outlet_t* outlet) noexcept nogil:
+    """Whether the broker must wait for memory. One that has nothing need not: others may keep theirs for long."""
+    return acc.starved and outlet.out_count != 0
+
+
 cdef lane_t* next_ready(accumulator_t* acc, int64_t now) noexcept nogil:
     """A lane whose records may go to librdkafka now, or NULL. Brokers take turns."""
     cdef outlet_t* first = acc.turn if acc.turn != NULL else acc.outlets
     cdef outlet_t* outlet = first
     cdef lane_t* lane
-    if not _may_hand_over(acc):
-        acc.starved = True
-        return NULL
+    acc.starved = not _may_hand_over(acc)
     while outlet != NULL:
         acc.turn = outlet.next
-        if _has_credit(acc, outlet, now):
+        if not _is_starved(acc, outlet) and _has_credit(acc, outlet, now):
             lane = _next_of(acc, outlet, now)
             if lane != NULL:
                 return lane
@@ -283,10 +293,10 @@ cdef int64_t next_deadline(accumulator_t* acc, int64_t now) noexcept nogil:
     cdef outlet_t* outlet = acc.outlets
     cdef lane_t* lane
     cdef int32_t level
-    if acc.starved:
-        return due
     while outlet != NULL:
-        if outlet.spent:
+        if _is_starved(acc, outlet):
+            pass  # _feed announces memory
+        elif outlet.spent:
             if _waits(acc, outlet):
                 due = min(due, outlet.out.head.out_us + CREDIT_US)
         else:

@@ -8,7 +8,9 @@ cdef inline run_t* _run_of(chunk_t* chunk, uint32_t i) noexcept nogil:
     return run
 
 
-cdef void resolve(lane_t* lane, chunk_t* chunk, uint32_t i, int32_t state, int64_t offset) noexcept nogil:
+cdef void resolve(
+    lane_t* lane, chunk_t* chunk, uint32_t i, int32_t state, int64_t offset, int64_t now
+) noexcept nogil:
     """Notes the outcome of a record: 0 = acknowledged, at an offset unless that is negative. `lane.spin` is held."""
     cdef slot_t* slot = slot_at(chunk, i)
     cdef run_t* run = _run_of(chunk, i)
@@ -28,7 +30,7 @@ cdef void resolve(lane_t* lane, chunk_t* chunk, uint32_t i, int32_t state, int64
     if chunk.rich:
         rich_at(chunk, i).offset = offset
         if rich_at(chunk, i).clock_us:
-            rich_at(chunk, i).clock_us = fp_now_us() - rich_at(chunk, i).clock_us
+            rich_at(chunk, i).clock_us = now - rich_at(chunk, i).clock_us
 
 
 cdef int32_t _first_error(chunk_t* chunk) noexcept nogil:
@@ -99,7 +101,7 @@ cdef void publish(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
         else:
             fp_store_ptr(<void**>&acc.deliveries, chunk)
         acc.last_delivery = chunk
-        fp_grow64(&acc.callbacks_due, chunk.callbacks)
+        fp_add64(&acc.callbacks_due, chunk.callbacks)
         if acc.waiters != NULL:  # it may be in vain to wait now: see append_slowly
             pthread_cond_signal(&acc.waiters.wake)
     tell_news(acc)
@@ -112,7 +114,7 @@ cdef void fail_unsent(accumulator_t* acc, chunk_t* chunk, int32_t error) noexcep
     cdef bint over
     fp_spin_lock(&lane.spin)
     for i in range(chunk.sent, chunk.count):
-        resolve(lane, chunk, i, error, -1)
+        resolve(lane, chunk, i, error, -1, fp_now_us())
     chunk.returned += chunk.count - chunk.sent
     chunk.sent = chunk.count
     over = chunk.returned == chunk.count
@@ -140,7 +142,7 @@ cdef void _fail_flying(accumulator_t* acc, lane_t* lane, int32_t error) noexcept
         fp_spin_lock(&lane.spin)
         for i in range(chunk.count):
             if slot_at(chunk, i).state == PENDING:
-                resolve(lane, chunk, i, error, -1)
+                resolve(lane, chunk, i, error, -1, fp_now_us())
         chunk.sent = chunk.returned = chunk.count
         unlink_flying(lane, chunk)
         fp_spin_unlock(&lane.spin)
@@ -182,7 +184,7 @@ cdef void _expire_flying(accumulator_t* acc, lane_t* lane, int64_t before_us) no
         if not chunk.published and chunk.sent == chunk.count:
             for i in range(chunk.count):
                 if slot_at(chunk, i).state == PENDING:
-                    resolve(lane, chunk, i, EXPIRED, -1)
+                    resolve(lane, chunk, i, EXPIRED, -1, fp_now_us())
             chunk.refs += 1  # ours, while it is published
             chunk.next = overdue
             overdue = chunk

@@ -25,12 +25,12 @@ cdef inline bint _may_take(accumulator_t* acc, int64_t need) noexcept nogil:
 
 
 cdef inline bint _may_hand_over(accumulator_t* acc) noexcept nogil:
-    """Whether librdkafka may get more records: what it has already, or one request's worth, is always possible."""
-    return acc.bookkeeping == 0 or acc.used + acc.bookkeeping <= acc.limit
+    """Whether there is memory for more records with librdkafka."""
+    return acc.used + acc.bookkeeping <= acc.limit
 
 
 cdef inline void _feed(accumulator_t* acc) noexcept nogil:
-    """Memory came back: tells the sender if that is what it waits for."""
+    """Tells the sender of memory that it waits for."""
     if acc.starved and _may_hand_over(acc):
         acc.starved = False
         if acc.sender_waiting:
@@ -81,7 +81,7 @@ cdef void _seal(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
 # Whoever returns memory sets it aside for the first in the queue, so nobody can take it before the waiter runs.
 
 cdef void wake_waiters(accumulator_t* acc) noexcept nogil:
-    """Grants those who have waited longest what they need, if there is room for it."""
+    """Memory came back: grants those who have waited longest what they need, if there is room for it."""
     cdef waiter_t* waiter = acc.waiters
     while waiter != NULL and waiter.need <= _room(acc):
         acc.used += waiter.need
@@ -92,6 +92,7 @@ cdef void wake_waiters(accumulator_t* acc) noexcept nogil:
             acc.last_waiter = NULL
         pthread_cond_signal(&waiter.wake)
         waiter = acc.waiters
+    _feed(acc)
 
 
 cdef void enter_queue(accumulator_t* acc, waiter_t* waiter, int64_t least) noexcept nogil:
@@ -248,4 +249,3 @@ cdef void chunk_release(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
     else:
         free(chunk)
     wake_waiters(acc)
-    _feed(acc)

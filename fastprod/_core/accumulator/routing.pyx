@@ -202,6 +202,7 @@ cdef int route_undecided(accumulator_t* acc, topic_t* topic, int32_t* wanted) no
     cdef uint32_t i
     cdef int32_t partition
     cdef int status = APPEND_OK
+    cdef int32_t error
     cdef int64_t before = acc.live_chunks
     if chunk == NULL:
         return 0
@@ -252,7 +253,8 @@ cdef int route_undecided(accumulator_t* acc, topic_t* topic, int32_t* wanted) no
             if chunk.rich:
                 more.partition = record.partition  # for the callback
             lane.broken = acc.strict
-            resolve(lane, chunk, i, ERR_APPLICATION if status == APPEND_NO_CHOICE else ERR_UNKNOWN_PARTITION, -1)
+            error = ERR_APPLICATION if status == APPEND_NO_CHOICE else ERR_UNKNOWN_PARTITION
+            resolve(lane, chunk, i, error, -1, fp_now_us())
         chunk.sent = chunk.returned = chunk.resolved
     _count_new_chunks(acc, chunk.epoch, acc.live_chunks - before)
     acc.overdraft = False

@@ -2,7 +2,7 @@
 
 cdef int accumulator_init(accumulator_t* acc) noexcept nogil:
     """Expects zeroed memory with the settings filled in."""
-    pthread_mutex_init(&acc.lock, NULL)
+    fp_mutex_init(&acc.lock)
     fp_cond_init(&acc.work)
     fp_cond_init(&acc.done)
     acc.levels = max(acc.levels, 1)

@@ -1,7 +1,7 @@
 # From delivery reports to outcomes: which record is meant, what became of it; what is for the user's callbacks.
 
 cdef inline bint _settle(
-    lane_t* lane, chunk_t* chunk, uint32_t i, int32_t error, int64_t offset, bint strict
+    lane_t* lane, chunk_t* chunk, uint32_t i, int32_t error, int64_t offset, int64_t now, bint strict
 ) noexcept nogil:
     """librdkafka is done with a record. The leaf lock is held; true when it was the chunk's last."""
     cdef slot_t* slot = slot_at(chunk, i)
@@ -9,7 +9,7 @@ cdef inline bint _settle(
     if error == ERR__UNKNOWN_TOPIC or error == ERR__UNKNOWN_PARTITION or error == ERR_UNKNOWN_TOPIC_OR_PART:
         lane.topic.doubtful = True
     if slot.state == PENDING:
-        resolve(lane, chunk, i, error, offset)
+        resolve(lane, chunk, i, error, offset, now)
     elif slot.state == EXPIRED:  # has had its outcome
         slot.state = ERR__MSG_TIMED_OUT
     if error:
@@ -27,7 +27,9 @@ cdef void _push_completed(client_t* client, chunk_t* chunk) noexcept nogil:
         chunk.fly_next = <chunk_t*>head
 
 
-cdef inline void _acknowledge(client_t* client, chunk_t* chunk, const rd_kafka_message_t* message, bint told) noexcept nogil:
+cdef inline void _acknowledge(
+    client_t* client, chunk_t* chunk, const rd_kafka_message_t* message, bint told, int64_t now
+) noexcept nogil:
     """Notes a record's outcome; the leaf lock is held. `told`: the offset is the broker's."""
     cdef lane_t* lane = chunk.lane
     cdef uint32_t i = index_of(message._private)
@@ -36,10 +38,10 @@ cdef inline void _acknowledge(client_t* client, chunk_t* chunk, const rd_kafka_m
         error = ERR__UNKNOWN_PARTITION  # it was deleted while librdkafka put the record into its queue
     if chunk.rich and error == 0:
         rich_at(chunk, i).timestamp = rdkafka.message_timestamp(message, <int*>&rich_at(chunk, i).timestamp_type)
-    if _settle(lane, chunk, i, error, message.offset if told else -1, client.acc.strict):
+    if _settle(lane, chunk, i, error, message.offset if told else -1, now, client.acc.strict):
         if not error:
-            fp_store64(&lane.progress_us, fp_now_us())
-            fp_store64(&client.progress_us, lane.progress_us)
+            fp_store64(&lane.progress_us, now)
+            fp_store64(&client.progress_us, now)
         _push_completed(client, chunk)
 
 
@@ -58,7 +60,7 @@ cdef rd_kafka_resp_err_t _on_acknowledged(rd_kafka_t* rk, rd_kafka_message_t* me
         chunk = chunk_of(message._private)
         lane = chunk.lane  # stays, though the chunk may go with its last record
         fp_spin_lock(&lane.spin)
-        _acknowledge(<client_t*>opaque, chunk, message, fp_is_told())
+        _acknowledge(<client_t*>opaque, chunk, message, fp_is_told(), fp_now_us())
         fp_spin_unlock(&lane.spin)
     # The same message may reach confluent-kafka's callback next, which would take the token for a pointer of its own.
     message._private = NULL
@@ -76,6 +78,7 @@ cdef void _take_report(client_t* client, rd_kafka_event_t* event) noexcept nogil
     cdef chunk_t* chunk
     cdef lane_t* lane = NULL
     cdef uint32_t n = 0
+    cdef int64_t now = fp_now_us()
     if message == NULL:
         return
     told = message.offset >= 0 and not client.no_offsets
@@ -87,7 +90,7 @@ cdef void _take_report(client_t* client, rd_kafka_event_t* event) noexcept nogil
                 fp_spin_unlock(&lane.spin)
             lane = chunk.lane
             fp_spin_lock(&lane.spin)
-        _acknowledge(client, chunk, message, told)
+        _acknowledge(client, chunk, message, told, now)
         n += 1
         message = rdkafka.event_message_next(event)
     fp_spin_unlock(&lane.spin)

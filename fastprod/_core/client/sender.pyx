@@ -5,7 +5,7 @@ cdef void _refused(client_t* client, lane_t* lane, chunk_t* chunk, uint32_t i, i
     cdef bint last = False
     fp_spin_lock(&lane.spin)
     if slot_at(chunk, i).state == PENDING:
-        last = _settle(lane, chunk, i, error, -1, client.acc.strict)
+        last = _settle(lane, chunk, i, error, -1, fp_now_us(), client.acc.strict)
     fp_spin_unlock(&lane.spin)
     if last:
         _push_completed(client, chunk)

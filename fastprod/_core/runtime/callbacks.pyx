@@ -200,12 +200,12 @@ cdef int64_t deliver(Runtime self, chunk_t* chunk, list errors) except -1:
             message._error = self.outcome_error(error_code)
             message._timestamp = -1
             message._timestamp_type = 0
-        pthread_mutex_lock(&acc.lock)
-        fp_grow64(&acc.callbacks_due, -1)
+        fp_add64(&acc.callbacks_due, -1)
         if last:
+            pthread_mutex_lock(&acc.lock)
             fp_grow64(&acc.deliveries_open, -1)
             chunk_release(acc, chunk)
-        pthread_mutex_unlock(&acc.lock)
+            pthread_mutex_unlock(&acc.lock)
         if self.only_errors and error_code == 0:
             continue
         served += 1
