@@ -1,17 +1,24 @@
-"""Small facts that Kafka keeps for us: markers in the committed offsets of consumer groups that nobody joins.
+"""Small facts that Kafka keeps for us in the committed offsets of consumer groups.
 
-A marker is a short JSON document in the metadata of one offset: partition 0 of a topic, in a group of its own. It is
-written inside a transaction, so it becomes visible together with the transaction's records or not at all. Brokers
-forget it `offsets.retention.minutes` after it was written (7 days unless changed), and when the topic is deleted.
+    Spark, exactly once     a marker per job and per partition: partition 0 of a topic, in a group that nobody joins
+    producer groups         the restart position of source partition p: partition p of the group's coordination topic
+
+Each is a short JSON document in the metadata of an offset. It is written inside a transaction, so it becomes visible
+together with the transaction's records or not at all. Brokers forget it `offsets.retention.minutes` after the group was
+last alive (7 days unless changed), and when the topic is deleted.
+
+A JSON document says itself where it ends. What follows is dropped: other clients were seen to leave garbage there.
 """
 
 from __future__ import annotations
 
 import json
+import struct
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic  # type: ignore[attr-defined]
@@ -20,9 +27,17 @@ from fastprod import _config
 from fastprod.producer import Producer
 
 __all__ = [
+    "LONGEST",
+    "Member",
     "client_options",
+    "committed",
+    "decoded",
+    "encoded",
+    "end",
     "has_place",
+    "is_passing",
     "make_place",
+    "member_of",
     "other_places",
     "patiently",
     "read_marker",
@@ -32,6 +47,9 @@ __all__ = [
 ]
 
 ANSWER_S = 60.0
+CLOSE_S = 5.0  # for a producer to end; brokers that do not answer must not keep whoever has failed
+FLIGHT_S = 2.0  # for records on their way, before that
+LONGEST = 4095  # characters of metadata that every broker takes, unless offset.metadata.max.bytes is set lower
 PASSING = (  # while coordinators are made, move or settle a transaction; librdkafka does not call these retriable
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
@@ -89,57 +107,116 @@ def has_place(consumer: Consumer, topic: str) -> bool:
     return consumer.list_topics(topic, timeout=ANSWER_S).topics[topic].error is None
 
 
-def make_place(config: Mapping[str, Any], consumer: Consumer, topic: str) -> None:
-    """Creates a topic for markers if there is none; it stays empty, only its offsets count."""
+def make_place(
+    config: Mapping[str, Any],
+    consumer: Consumer,
+    topic: str,
+    partitions: int = 1,
+    settings: Mapping[str, str] | None = None,
+) -> None:
+    """Creates a topic if there is none; that of markers stays empty, only its offsets count."""
     deadline = time.monotonic() + ANSWER_S
     while not has_place(consumer, topic):
         admin = AdminClient(client_options(config))  # must outlive its answer
+        wanted = NewTopic(topic, partitions, -1, config=dict(settings or {}))
         try:
-            admin.create_topics([NewTopic(topic, 1, -1)], request_timeout=ANSWER_S)[topic].result()
+            admin.create_topics([wanted], request_timeout=ANSWER_S)[topic].result()
         except KafkaException as problem:
             if problem.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                count = "one partition" if partitions == 1 else f"{partitions} partitions"
                 raise RuntimeError(
-                    f"topic {topic!r}, whose offsets are to hold markers, does not exist and cannot be created: "
-                    f"{problem.args[0].str()}. Create it with one partition, or name another topic"
+                    f"topic {topic!r}, which is to hold markers or positions, does not exist and cannot be created: "
+                    f"{problem.args[0].str()}. Create it with {count}, or use another name"
                 ) from problem
         if time.monotonic() > deadline:
             raise RuntimeError(f"topic {topic!r} was created, but brokers do not know it yet")
         time.sleep(0.1)
 
 
-def read_marker(consumer: Consumer, topic: str, patience: float | None = None) -> dict[str, Any] | None:
-    """The marker of the consumer's group, None if there is none. Waits for transactions that are about to write it."""
-    found: list[TopicPartition] = []
+# ---- documents
+
+
+def encoded(document: Mapping[str, Any]) -> str:
+    """A document as metadata: only ASCII, so that characters are bytes, and none of them is NUL, which would end it."""
+    return json.dumps(document, separators=(",", ":"))
+
+
+def decoded(text: str | None) -> dict[str, Any] | None:
+    """The document that a text begins with, whatever follows; None if it begins with none."""
+    try:
+        document, _ = json.JSONDecoder().raw_decode(text or "")
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def committed(
+    consumer: Consumer, topic: str, partitions: Iterable[int], patience: float | None = None
+) -> dict[int, dict[str, Any] | None]:
+    """The documents of the consumer's group at these partitions, None where nothing was ever committed.
+
+    Waits for transactions that are about to write them. Raises if that takes longer.
+    """
+    places: list[TopicPartition] = []
+    wanted = [TopicPartition(topic, partition) for partition in partitions]
+    if not wanted:
+        return {}
 
     def ask() -> None:
-        found[:] = consumer.committed([TopicPartition(topic, 0)], timeout=patience or ANSWER_S)
-        for place in found:
-            if place.error is not None:  # "not known" is not the same as "no marker"
+        places[:] = consumer.committed(wanted, timeout=patience or ANSWER_S)
+        for place in places:
+            if place.error is not None:  # "not known" is not the same as "never committed"
                 raise KafkaException(place.error)
 
     patiently(ask, patience)
-    (place,) = found
-    if place.offset < 0:
-        return None
-    try:
-        marker = json.loads(place.metadata or "")
-    except ValueError:
-        marker = None
-    if not isinstance(marker, dict):
-        raise RuntimeError(
-            f"the committed offset of topic {topic!r} in this group was not written by fastprod: "
-            f"{place.offset}, {place.metadata!r}. Use another name"
-        )
-    return marker
+    found: dict[int, dict[str, Any] | None] = {}
+    for place in places:
+        found[place.partition] = None if place.offset < 0 else decoded(place.metadata)
+        if place.offset >= 0 and found[place.partition] is None:
+            raise RuntimeError(
+                f"the committed offset of topic {topic!r}, partition {place.partition}, in this group was not written "
+                f"by fastprod: {place.offset}, {place.metadata!r}. Use another name"
+            )
+    return found
+
+
+def read_marker(consumer: Consumer, topic: str, patience: float | None = None) -> dict[str, Any] | None:
+    """The marker of the consumer's group, None if there is none. Waits for transactions that are about to write it."""
+    return committed(consumer, topic, [0], patience)[0]
 
 
 def write_marker(
     producer: Producer, consumer: Consumer, topic: str, marker: Mapping[str, Any], offset: int = 0
 ) -> None:
     """Puts a marker for the consumer's group into the producer's transaction."""
-    place = TopicPartition(topic, 0, offset, metadata=json.dumps(marker, separators=(",", ":")))
+    place = TopicPartition(topic, 0, offset, metadata=encoded(marker))
     group = consumer.consumer_group_metadata()
     patiently(lambda: producer.send_offsets_to_transaction([place], group, ANSWER_S))
+
+
+# ---- members
+
+
+class Member(NamedTuple):
+    """Who a consumer is in its group: brokers compare it with what they know when offsets are committed."""
+
+    generation: int
+    """Of the group: one more with every rebalance. Negative for a consumer that is no member."""
+    id: str
+    """Empty for a consumer that is no member."""
+
+
+def member_of(metadata: bytes) -> Member:
+    """What is in `consumer_group_metadata()`: librdkafka's b"CGMDv2:", generation, group NUL, member NUL, and more."""
+    magic = b"CGMDv2:"
+    if metadata[: len(magic)] != magic or metadata.count(b"\0", len(magic) + 4) < 2:
+        raise RuntimeError(f"this librdkafka writes group metadata in a form that fastprod does not know: {metadata!r}")
+    (generation,) = struct.unpack_from("=i", metadata, len(magic))
+    _, member, _ = metadata[len(magic) + 4 :].split(b"\0", 2)
+    return Member(generation, member.decode())
+
+
+# ---- steps of transactions
 
 
 def patiently(step: Callable[[], object], patience: float | None = None) -> None:
@@ -150,7 +227,26 @@ def patiently(step: Callable[[], object], patience: float | None = None) -> None
             step()
             return
         except KafkaException as problem:
-            error = problem.args[0]
-            if not (error.retriable() or error.code() in PASSING) or time.monotonic() > deadline:
+            if not is_passing(problem) or time.monotonic() > deadline:
                 raise
             time.sleep(0.2)
+
+
+def is_passing(problem: KafkaException) -> bool:
+    """Whether the same call may succeed later."""
+    error = problem.args[0]
+    return bool(error.retriable() or error.code() in PASSING)
+
+
+def end(producer: Producer) -> None:
+    """Ends a producer with what it still holds, aborting its transaction. Never raises, and does not wait for long."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # confluent-kafka's, about transactions that cannot be aborted
+        with suppress(Exception):  # what the caller itself has to say counts more
+            producer.purge(in_flight=False)
+            # An abort that overtakes records on their way can be fatal on Kafka 4 (librdkafka #4849), and would leave
+            # the transaction open until it times out.
+            producer.flush(FLIGHT_S)
+            producer.purge()
+        with suppress(Exception):
+            producer.close(CLOSE_S)

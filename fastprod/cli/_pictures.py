@@ -1,11 +1,12 @@
-"""Pictures of `fastprod partitioners` and `fastprod priority`, drawn without a screen. Needs the `plot` extra."""
+"""Pictures of `fastprod partitioners`, `priority` and `bundles`, drawn without a screen. Needs the `plot` extra."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 FORMATS = (".png", ".svg")
 MISSING = "--plot needs matplotlib: pip install 'fastprod[plot]'"
 FAST_COLOUR, SLOW_COLOUR, QUIET_COLOUR = "#3b75af", "#d1603d", "#8a8a8a"
+NARROW = 0.02  # of a ring, in radians
 STYLE: Any = {
     "font.size": 9,
     "axes.titlesize": 10,
@@ -210,4 +212,53 @@ def draw_levels(path: Path, title: str, runs: Sequence[Experiment]) -> None:
         if first is not None:
             first.set_xlim(left=0)
             first.set_ylim(bottom=0)
+        _save(figure, path)
+
+
+class Wedge(NamedTuple):
+    """A bundle in a picture."""
+
+    lower: int
+    upper: int
+    load: float
+    writer: int | None
+
+
+def draw_rings(path: Path, title: str, panels: Mapping[str, Sequence[Wedge]]) -> None:
+    """All positions as a ring, a panel for each map of bundles: the further out, the more load; a colour per writer."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(4.6 * len(panels), 5.2), layout="constrained")
+        figure.suptitle(title, fontsize=10)
+        colours = matplotlib.colormaps["tab20"].colors  # type: ignore[attr-defined]
+        heaviest = max((wedge.load for wedges in panels.values() for wedge in wedges), default=0.0) or 1.0
+        for column, (name, wedges) in enumerate(panels.items()):
+            axes: Any = figure.add_subplot(1, len(panels), column + 1, projection="polar")
+            axes.set_theta_zero_location("N")
+            axes.set_theta_direction(-1)
+            for number, wedge in enumerate(wedges):
+                start, stop = (2 * math.pi * bound / (1 << 32) for bound in (wedge.lower, wedge.upper))
+                colour = colours[(number if wedge.writer is None else wedge.writer) % len(colours)]
+                length = wedge.load / heaviest
+                axes.bar(start, length, stop - start, 0.35, align="edge", color=colour, alpha=0.75, linewidth=0)
+                # The hub shows every bundle, also those without load; a line those too narrow to be seen.
+                axes.bar(start, 0.06, stop - start, 0.27, align="edge", color=colour, linewidth=0)
+                if stop - start < NARROW:
+                    axes.plot([(start + stop) / 2] * 2, [0.27, 0.35 + length], color=colour, linewidth=1.2)
+                axes.plot([start, start], [0.27, 0.33], color="white", linewidth=0.6)
+            shares: dict[int | None, float] = {}
+            for wedge in wedges:
+                shares[wedge.writer] = shares.get(wedge.writer, 0.0) + wedge.load
+            said = f"{len(wedges)} bundle{'s' * (len(wedges) != 1)}"
+            if None not in shares:
+                said += f", heaviest writer {max(shares.values()):.4g}"
+            axes.set_title(f"{name}\n{said}")
+            axes.set_ylim(0, 1.35)
+            axes.tick_params(axis="x", labelsize=8, pad=-2)
+            axes.set_yticks([])
+            axes.set_xticks([0, math.pi / 2, math.pi, 3 * math.pi / 2], ["0", "0x40000000", "0x80000000", "0xc0000000"])
+            axes.spines["polar"].set_visible(False)
+            axes.grid(False)
         _save(figure, path)

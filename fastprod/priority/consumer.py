@@ -14,7 +14,7 @@ from itertools import chain
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from confluent_kafka import OFFSET_STORED, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from fastprod._core import _arrivals
 from fastprod.priority import levels
@@ -23,6 +23,7 @@ from fastprod.priority.policies import CapacityBurst, Distributor, Policy, expon
 R = TypeVar("R")
 RebalanceCallback = Callable[["CapacityBurstConsumer", list[TopicPartition]], None]
 
+ASK_S = 5.0  # for brokers to tell what was committed
 SERVE_S = 1.0  # each level is looked after so often, whatever it may bring: it stays in its group
 RATE_S = 10.0  # rates are taken over so long
 QUEUED_RECORDS = 100_000  # librdkafka's defaults for what a consumer fetches ahead
@@ -160,6 +161,9 @@ class CapacityBurstConsumer:
         until = None if timeout is None or timeout < 0 else time.monotonic() + timeout
         if self._automatic and not self._manual:
             self._store_given()
+        else:
+            for level in self._levels:
+                level.note_given()
         while True:
             counts = self._fill()
             if any(counts):
@@ -351,8 +355,9 @@ class CapacityBurstConsumer:
         """Goes on at `partition.offset`."""
         self._check_open()
         level = self._levels[levels.level_of(partition.topic, self.max_priority)]
-        level.forget([partition])
         level.consumer.seek(partition)
+        level.forget([partition])
+        level.start_at([partition])
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
         """Brings no records of these partitions until `resume()`."""
@@ -474,16 +479,23 @@ class CapacityBurstConsumer:
         self._check_open()
         parts = {level.number: (level, own) for level, own in self._split(partitions)}
         if all_levels:
-            parts = {level.number: (level, parts.get(level.number, (level, []))[1]) for level in self._reacting()}
+            asked = self._reacting()
+            foreign = [own[0].topic for level, own in parts.values() if level not in asked]
+            if foreign:
+                raise ValueError(f"{name}() is about level {asked[0].number} here, and {foreign[0]!r} is of another")
+            parts = {level.number: (level, parts.get(level.number, (level, []))[1]) for level in asked}
 
         def call(level: _Level, own: list[TopicPartition]) -> list[TopicPartition]:
             method = getattr(level.consumer, name)
             level.assigned = None
+            answer = (method(offsets=own, **options) if as_offsets else method(own, **options)) or []
             if name == "assign":
                 level.forget()
             elif name == "incremental_unassign":
                 level.forget(own)
-            return (method(offsets=own, **options) if as_offsets else method(own, **options)) or []
+            if name in ("assign", "incremental_assign"):
+                level.start_at(own)
+            return answer
 
         calls = [(level, partial(call, level, own)) for level, own in parts.values()]
         return list(chain.from_iterable(self._each(name, calls)))
@@ -520,7 +532,10 @@ class _Level:
         self._fetched: list[Any] = []  # by a call that is not over
         self._back: dict[tuple[str, int], int] = {}  # where partitions were given back that have brought nothing since
         self._gone: set[tuple[str, int]] = set()  # partitions that were revoked in it
-        self._stored: dict[tuple[str, int], int] = {}  # offsets after what polls returned, known for certain
+        self._returned: dict[tuple[str, int], int] = {}  # offsets after what polls returned before this one
+        self._noted = True  # the last poll's are among them
+        self._starts: dict[tuple[str, int], int] = {}  # where the user sent partitions that have brought nothing since
+        self._astray = False  # librdkafka goes on behind records that nobody has seen
         self._served = 0.0
         self._raised = raised  # by callbacks, while confluent-kafka would drop records for it
         self._history: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
@@ -528,14 +543,11 @@ class _Level:
     def fill(self, wanted: int, errors: list[Exception]) -> int:
         """Fetches without waiting until so many are held; how many of those there are."""
         missing = wanted - len(self._held)
-        if wanted == 0:
-            now = time.monotonic()
-            if now < self._served + SERVE_S:
-                return 0
-            self._served = now
+        if missing <= 0 and time.monotonic() >= self._served + SERVE_S:
+            # To be looked after, or it would have to leave its group. What that brings stays held.
             if len(self._held) >= self._most:
                 self.give_back()
-            missing = 1  # only to be looked after: it stays held
+            missing = max(1, wanted - len(self._held))
         if missing > 0:
             try:
                 self._fetch(missing)
@@ -553,27 +565,44 @@ class _Level:
 
     def _fetch(self, count: int) -> None:
         """Adds up to so many to those held."""
+        if self._astray:
+            self._go_back()
+        self._served = time.monotonic()
         self._gone.clear()
         try:
             # In one go for the interpreter: a signal that is noticed after the call finds the records in the list.
             self._fetched.extend(chain.from_iterable(map(self.consumer.consume, (count,), (0,))))
-        except BaseException:
-            self._start_again()
+        except BaseException as error:
+            # confluent-kafka drops what a call has fetched when a signal's handler raises in it.
+            self._astray = True
+            self._held, self._fetched = [], []
+            try:
+                self._go_back()
+            except KafkaException as problem:
+                error.add_note(
+                    f"level {self.number} will go back to what nobody has seen with the next poll: {problem}"
+                )
             raise
         if self._gone:  # revoked in this very call
             self._fetched = [one for one in self._fetched if (one.topic(), one.partition()) not in self._gone]
         self._held += self._fetched
         self._fetched = []
 
-    def _start_again(self) -> None:
-        """confluent-kafka drops what a call has fetched when a signal's handler raises in it. Go back to what is known.
-
-        That is what was stored last, or committed: records may come again, but none is left out.
-        """
-        self._held, self._fetched, self.given = [], [], False
+    def _go_back(self) -> None:
+        """To behind what polls have returned, or where the user or the last commit began: none is left out."""
         for place in self.consumer.assignment():
-            offset = self._stored.get((place.topic, place.partition), OFFSET_STORED)
-            self.consumer.seek(TopicPartition(place.topic, place.partition, offset))
+            key = (place.topic, place.partition)
+            offset = self._returned.get(key, self._starts.get(key, -1))
+            if offset < 0:
+                if self.consumer.position([place])[0].offset < 0:
+                    continue  # it has brought nothing
+                offset = self.consumer.committed([place], timeout=ASK_S)[0].offset
+            try:
+                self.consumer.seek(TopicPartition(*key, offset if offset >= 0 else OFFSET_BEGINNING))
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError._STATE:  # which is: not fetched from
+                    raise
+        self._astray = False
 
     def _sort_out(self, errors: list[Exception]) -> None:
         """Errors are no records, except for the end of a partition, of which somebody wants to know."""
@@ -603,6 +632,7 @@ class _Level:
             to.extend(self._held[:count])
             del self._held[:count]
         self.given = True
+        self._noted = False
         self.received += count
         now = time.monotonic()
         if now - self._history[-1][0] >= RATE_S / 10:
@@ -610,15 +640,23 @@ class _Level:
             while now - self._history[0][0] > RATE_S:
                 self._history.popleft()
 
-    def store_given(self) -> None:
-        self.given = False
+    def note_given(self) -> None:
+        """Notes where what was returned ends, before anything else is fetched."""
+        if self._noted:
+            return
         if self.assigned is None:
             self.assigned = self.consumer.assignment()
-        places = [place for place in self.position(self.assigned) if place.offset >= 0]
-        if places:
+        for place in self.position(self.assigned):
+            if place.offset >= 0:
+                self._returned[(place.topic, place.partition)] = place.offset
+        self._noted = True
+
+    def store_given(self) -> None:
+        self.note_given()
+        self.given = False
+        if self._returned:
             with suppress(_NotAssigned):
-                _stored(self.consumer, places)
-            self._stored.update({(place.topic, place.partition): place.offset for place in places})
+                _stored(self.consumer, [TopicPartition(*key, offset) for key, offset in self._returned.items()])
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """After what was returned: what is held counts as not read."""
@@ -640,13 +678,19 @@ class _Level:
         self.assigned = None
         if partitions is None:
             self._held = []
-            self._back.clear()
+            for known in (self._back, self._returned, self._starts):
+                known.clear()
             return
         gone = {(place.topic, place.partition) for place in partitions}
         for key in gone:
-            self._back.pop(key, None)
+            for known in (self._back, self._returned, self._starts):
+                known.pop(key, None)
         if self._held:
             self._held = [one for one in self._held if (one.topic(), one.partition()) not in gone]
+
+    def start_at(self, partitions: list[TopicPartition]) -> None:
+        """The user has chosen offsets."""
+        self._starts.update({(place.topic, place.partition): place.offset for place in partitions if place.offset >= 0})
 
     def give_back(self, partitions: list[TopicPartition] | None = None) -> None:
         """Lets librdkafka fetch again what is held, of all partitions or these."""
@@ -654,9 +698,8 @@ class _Level:
         wanted = None if partitions is None else {(place.topic, place.partition) for place in partitions}
         for (topic, partition), offset in first.items():
             if wanted is None or (topic, partition) in wanted:
-                place = TopicPartition(topic, partition, offset)
-                self.consumer.seek(place)
-                self.forget([place])
+                self.consumer.seek(TopicPartition(topic, partition, offset))
+                self._held = [one for one in self._held if (one.topic(), one.partition()) != (topic, partition)]
                 self._back[(topic, partition)] = offset
 
     def reaction(
@@ -679,7 +722,6 @@ class _Level:
                     self.forget(partitions)
                     for place in partitions:
                         self._gone.add((place.topic, place.partition))
-                        self._stored.pop((place.topic, place.partition), None)
 
         return react
 

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
+from fastprod._config import agreed
 from fastprod.priority.policies import check_levels
 
-__all__ = ["agreed", "agreed_levels", "check_levels", "level_of", "level_topic", "level_topics", "logical_topic"]
-
-
-def agreed(argument: str, given: Any, name: str, options: dict[str, Any]) -> Any:
-    """A number that may come by an argument or by the configuration, from which it is taken; None if by neither."""
-    if name not in options:
-        return given
-    configured = options.pop(name)
-    if isinstance(configured, str) and configured.strip().isdecimal():
-        configured = int(configured)
-    if given is not None and given != configured:
-        raise ValueError(f"{argument}={given!r}, but {name}={configured!r} in the configuration: give one of them")
-    return configured
+__all__ = [
+    "agreed",
+    "agreed_levels",
+    "check_levels",
+    "is_whole",
+    "level_of",
+    "level_topic",
+    "level_topics",
+    "logical_topic",
+]
 
 
 def agreed_levels(max_priority: Any, options: dict[str, Any]) -> int:
@@ -59,6 +58,11 @@ def _parts(topic: str) -> tuple[str, int]:
     return name, int(level)
 
 
+def is_whole(number: Any) -> bool:
+    """Whether it is an integer of Python's or numpy's; True is none."""
+    return isinstance(number, Integral) and not isinstance(number, bool)
+
+
 def check_priority(priority: Any, max_priority: int) -> None:
-    if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority < max_priority:
+    if not is_whole(priority) or not 0 <= priority < max_priority:
         raise ValueError(f"priority={priority!r} must be a whole number from 0, the lowest, to {max_priority - 1}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
@@ -44,9 +45,9 @@ class PriorityProducer(Producer):
             found = self._names[topic] = levels.level_topics(topic, self.max_priority)
         return found
 
-    def _name(self, topic: str, priority: int) -> str:
+    def _name(self, topic: str, priority: Any) -> str:
         levels.check_priority(priority, self.max_priority)
-        return self._names_of(topic)[priority]
+        return self._names_of(topic)[int(priority)]
 
     def produce(self, topic: str, *arguments: Any, priority: int = 0, **options: Any) -> None:
         """As `Producer.produce`, with a level."""
@@ -81,7 +82,7 @@ class PriorityProducer(Producer):
 
         With a column the Receipt is one for several topics, as that of `produce_arrow` with a topic column.
         """
-        if isinstance(priority, int):
+        if isinstance(priority, Integral):
             name = self._name(topic, priority)
             return super().produce_many(name, values, keys, partitions, headers, timestamps, receipt=receipt)
         runtime = self._open()
@@ -103,14 +104,20 @@ class PriorityProducer(Producer):
             if not (hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__")):
                 raise TypeError(f"expected an Arrow RecordBatch or Table, not {type(source).__name__}")
             source = pa.table(source)
+        if isinstance(source, pa.RecordBatch):
+            source = pa.Table.from_batches(
+                [source]
+            )  # pa.table() would lose track of whose memory it is, and it be copied
         if topic is None and "topic" not in source.schema.names:
             raise ValueError("give a topic, or have a column 'topic'")
         if isinstance(source, pa.RecordBatchReader):
             first = self._placed(source.schema.empty_table(), topic)
-            batches = (part for batch in source for part in self._placed(pa.table(batch), topic).to_batches())
+            batches = (
+                part for batch in source for part in self._placed(pa.Table.from_batches([batch]), topic).to_batches()
+            )
             placed: Any = pa.RecordBatchReader.from_batches(first.schema, batches)
         else:
-            placed = self._placed(pa.table(source), topic)
+            placed = self._placed(source, topic)
         return super().produce_arrow(placed, receipt=receipt)
 
     def _placed(self, table: Any, topic: str | None) -> Any:
@@ -163,7 +170,7 @@ class PriorityProducer(Producer):
 
         -1 leaves the number to the brokers' defaults.
         """
-        self._open()
+        self.list_topics(timeout=timeout)  # if brokers cannot be reached, this says why
         admin = AdminClient(_positions.client_options(self._options))
         wanted = [
             NewTopic(name, partitions, replication_factor, config=dict(config or {})) for name in self._names_of(topic)

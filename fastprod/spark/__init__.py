@@ -16,9 +16,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fastprod.spark import _columns, _plan
+from fastprod.bundles import BundleMap
+from fastprod.spark import _bundles, _columns, _plan
 from fastprod.spark._check import CheckError
 from fastprod.spark._once import claim
+from fastprod.spark._priority import check_name, refusal
 from fastprod.spark._rows import PartitionWriter
 from fastprod.spark._sink import BUCKET, ExportError, Sink
 from fastprod.spark._worker import (
@@ -64,10 +66,13 @@ def write(
     topic: str | None = None,
     config: Mapping[str, Any] | None = None,
     *,
+    priority: str | None = None,
+    max_priority: int | None = None,
     exactly_once: str | None = None,
     job_id: str | None = None,
     buckets: int | None = None,
     bucket_by: Sequence[str] | None = None,
+    bundles: BundleMap | str | None = None,
     batch: int | None = None,
     marker_topic: str | None = None,
     batch_rows: int | None = None,
@@ -80,6 +85,11 @@ def write(
     spark.sql.caseSensitive says otherwise. `topic` beats the column of that name. A column `topic`
     that may hold nulls is looked through before anything is sent, which reads it twice; `coalesce(topic, '...')`
     cannot be null and saves that.
+
+    With `priority`, the name of a column of integers, `topic` is a logical one, and a row of priority 2 goes to the
+    Kafka topic `<topic>-2`, as with fastprod.priority.PriorityProducer. A priority that is null or not from 0 to
+    max_priority - 1 is refused before anything is sent: the column is looked through first, which reads it twice.
+    Tasks look again, for rows that are others by then, before anything of an Arrow batch is sent.
 
     A task fails when a record of it fails, and Spark then retries it as usual: records of the failed attempt that Kafka
     has taken stay there, so a job with retried tasks delivers at least once.
@@ -100,6 +110,14 @@ def write(
     stay. "bucket" shuffles the rows into a fixed number of `buckets` by a hash of the columns `bucket_by`, so
     that the same rows are in the same bucket on any cluster, whatever the cores, splits or settings.
 
+    With `bundles`, rows that name their topics are first shuffled so that each topic has one task: its batches are
+    larger, and a task has few topics. A `BundleMap` makes a task of each of its bundles. "auto" reads the rows once to
+    add up the bytes of each topic, and plans for as many tasks as there are cores, or `buckets`; a topic that is too
+    big for one task is spread over several by the hash of its keys, or of the values where there is no key, and the
+    report's `spread` says so. With exactly_once, "task" or "bucket", such a task is one transaction, and the same rows
+    are in the same task whatever the splits; where a run under the same `job_id` would divide them in another way, it
+    is refused.
+
     A task must take less than transaction.timeout.ms (15 minutes unless set), and the job must run again within the
     brokers' offsets.retention.minutes (7 days unless set), for markers are then forgotten.
 
@@ -107,32 +125,49 @@ def write(
         df: the rows to write.
         topic: where to, unless the column `topic` says so.
         config: of the producer, as for fastprod.Producer. Passwords in it stay out of Spark's logs and of the report.
+        priority: the column that has the rows' levels, 0 the lowest.
+        max_priority: how many levels there are; may also be `max.priority` in the config.
         exactly_once: "task" or "bucket" for a transaction per Spark partition or bucket; None for at least once.
         job_id: the name of this export for exactly_once; a job that is submitted again keeps it.
-        buckets: for "bucket", how many; 64 unless given. A bucket is a task and a transaction.
+        buckets: for "bucket", how many; 64 unless given. A bucket is a task and a transaction. With bundles="auto", the
+            number of tasks.
         bucket_by: for "bucket", the columns that decide; all that are written, but headers, unless given. Choose some
             that spread the rows well and do not change from run to run.
+        bundles: who writes which topic, for rows that name their topics: a fastprod.bundles.BundleMap, or "auto".
         batch: in foreachBatch, the number of the batch; job_id then names the query.
-        marker_topic: an existing topic whose offsets hold the markers; `topic` unless given, and where rows name
-            their topics `fastprod-markers`, which is created if it is missing and stays empty.
+        marker_topic: an existing topic whose offsets hold the markers; `topic` unless given, with priorities that of
+            level 0, and where rows name their topics `fastprod-markers`, which is created if it is missing and stays
+            empty.
         batch_rows: rows per Arrow batch, whatever their bytes; None leaves that to Spark's settings, which end a batch
             at 10,000 rows or 64 MB. 10,000 is about a quarter faster where rows are small, because Spark then does not
             add up their bytes, and 2,000 nearly as fast; but 10,000 rows of 100 kB make a batch of 1 GB, and Spark
             fails where its memory does not hold that. Jobs that other threads start in the same session meanwhile
             get such batches too.
         check: whether the driver first asks the brokers if they answer, have the topic and let this client write to it,
-            rather than each task when it starts. It is left out where only executors have a file that the config
-            names, and for Spark Connect, whose client need not be near the brokers.
+            rather than each task when it starts; and whether it first looks through the priorities. Brokers are not
+            asked where only executors have a file that the config names, nor with Spark Connect, whose client need not
+            be near them.
 
     Raises:
-        ValueError, TypeError: a column is missing, of the wrong type or a topic null, an option is wrong, or an earlier
-            run under this job_id was divided in another way; nothing was sent.
+        ValueError, TypeError: a column is missing, of the wrong type, a topic null or a priority out of range, an
+            option is wrong, or an earlier run under this job_id was divided in another way; nothing was sent.
         CheckError: brokers do not answer, the topic is missing or this client may not write to it; nothing was sent.
     """
     if batch_rows is not None and not 1 <= batch_rows <= 10_000_000:
         raise ValueError(f"batch_rows is a number of rows from 1 to 10,000,000, or None, not {batch_rows}")
-    df = _columns.named(df, topic)
-    if exactly_once == "bucket":
+    check_name(priority)
+    df, priority = _columns.named(df, topic, priority)
+    rows = df  # as they are, before buckets make a shuffle of them
+    start = time.monotonic()
+    spread: dict[str, int] = {}
+    if bundles is not None:
+        _bundles.check(bundles, topic, df.columns, buckets, bucket_by)
+        _plan.check_columns(df.schema, topic, priority)
+        routes = _bundles.of_map(bundles) if isinstance(bundles, BundleMap) else _bundles.measured(df, buckets)
+        df, spread = _bundles.routed(df, routes), routes.spread_tasks()
+        if exactly_once == "task":
+            exactly_once = "bucket"  # a task is what the bundles make it, not what Spark's splits do
+    elif exactly_once == "bucket":
         if buckets is not None or bucket_by is not None or BUCKET not in df.columns:
             df = bucketed(df, BUCKETS if buckets is None else buckets, bucket_by)
     elif buckets is not None or bucket_by is not None:
@@ -146,21 +181,39 @@ def write(
         batch=batch,
         marker_topic=marker_topic,
         check=check and not _is_remote(df),
+        priority=priority,
+        max_priority=max_priority,
     )
     if sink.job is not None and str(df.sparkSession.conf.get("spark.speculation", "false")).lower() == "true":
         raise ValueError(NO_SPECULATION)
-    start = time.monotonic()
-    if topic is None and df.schema["topic"].nullable:
-        missing = df.where("topic IS NULL").count()
-        if missing:
-            raise ValueError(
-                f"column 'topic' is null in {missing:,} rows; fill it, or give topic=..., which beats it. "
-                "Nothing was sent"
-            )
-    columns = _plan.used_columns(df.schema, topic)
+    _look_through(rows, sink, priorities=check)
+    columns = [_plan.quoted(name) for name in _plan.used_columns(df.schema, topic, priority)]
     with batches_of(batch_rows, df.sparkSession):
-        rows = _run(df.select(*columns, BUCKET) if sink.bucketed else df.select(*columns), sink)
-    return ExportReport.of((TaskReport.from_json(row.report) for row in rows), time.monotonic() - start)
+        reports = _run(df.select(*columns, BUCKET) if sink.bucketed else df.select(*columns), sink)
+    told = (TaskReport.from_json(row.report) for row in reports)
+    return ExportReport.of(told, time.monotonic() - start, spread)
+
+
+def _look_through(df: DataFrame, sink: Sink, *, priorities: bool) -> None:
+    """Refuses rows that do not say where to go. Reads the columns that might not once; Parquet's statistics help."""
+    wrong = ["topic IS NULL"] if sink.topic is None and df.schema["topic"].nullable else []
+    counted = [f"count_if({wrong[0] if wrong else 'false'}) AS topics"]
+    if priorities and sink.priority is not None:
+        column = _plan.quoted(sink.priority)
+        wrong += [f"{column} IS NULL", f"{column} < 0", f"{column} >= {sink.levels}"]
+        counted += [f"count_if({column} IS NULL) AS nulls", f"min({column}) AS lowest", f"max({column}) AS highest"]
+    if not wrong:
+        return
+    (found,) = df.where(" OR ".join(wrong)).selectExpr(*counted).collect()
+    if found.topics:
+        raise ValueError(
+            f"column 'topic' is null in {found.topics:,} rows; fill it, or give topic=..., which beats it. "
+            "Nothing was sent"
+        )
+    if priorities and sink.priority is not None:
+        problem = refusal(sink.priority, sink.levels, found.lowest, found.highest, found.nulls)
+        if problem is not None:
+            raise ValueError(f"{problem}. Nothing was sent")
 
 
 def bucketed(df: DataFrame, buckets: int = BUCKETS, bucket_by: Sequence[str] | None = None) -> DataFrame:
@@ -296,6 +349,8 @@ def partition_writer(
     partitions: int | None = None,
     marker_topic: str | None = None,
     check: bool = True,
+    priority: str | None = None,
+    max_priority: int | None = None,
 ) -> Callable[[Iterable[Any]], Iterator[TaskReport]]:
     """A function for `rdd.mapPartitions` that writes the rows of a partition and yields one TaskReport.
 
@@ -315,12 +370,24 @@ def partition_writer(
         exactly_once, job_id, marker_topic: as for `write`; there are no buckets here.
         partitions: of the RDD, `rdd.getNumPartitions()`. Needed only where pyspark does not show it.
         check: as for `write`; brokers are asked in this call.
+        priority, max_priority: as for `write`, with a field of the rows; only tasks look at it, before anything of a
+            chunk is sent.
     """
     if chunk < 1:
         raise ValueError(f"chunk is a number of rows from 1 on, not {chunk}")
     if exactly_once == "bucket":
         raise ValueError('exactly_once="bucket" is for DataFrames; RDDs have "task"')
-    sink = _plan.sink(topic, config, exactly_once=exactly_once, job_id=job_id, marker_topic=marker_topic, check=check)
+    check_name(priority)
+    sink = _plan.sink(
+        topic,
+        config,
+        exactly_once=exactly_once,
+        job_id=job_id,
+        marker_topic=marker_topic,
+        check=check,
+        priority=priority and priority.lower(),
+        max_priority=max_priority,
+    )
     if partitions is not None:
         if sink.job is None:
             raise ValueError(f"partitions={partitions!r} has no effect without exactly_once")

@@ -24,6 +24,7 @@ from confluent_kafka.admin import AclOperation, AdminClient  # type: ignore[attr
 
 from fastprod._positions import client_options
 from fastprod.errors import ConfigError
+from fastprod.priority.levels import level_topics
 from fastprod.producer import Producer
 from fastprod.spark._sink import ExportError
 
@@ -51,8 +52,10 @@ class CheckError(ExportError):
     """Brokers would not take the records of a job; it was not started and nothing was sent."""
 
 
-def check(config: Mapping[str, Any], topic: str | None, *, brokers: bool = True) -> None:
+def check(config: Mapping[str, Any], topic: str | None, levels: int | None = None, *, brokers: bool = True) -> None:
     """Refuses what the executors or the brokers would refuse; with `brokers=False`, the executors only.
+
+    With `levels` the topic is a logical one, and the topics of all of them are looked for.
 
     Raises ConfigError for an option, CheckError for the rest.
     """
@@ -67,19 +70,30 @@ def check(config: Mapping[str, Any], topic: str | None, *, brokers: bool = True)
         raise ConfigError(problem.args[0]) from None
     try:
         if brokers and not absent:
-            _ask(producer, settings, topic, heard)
+            _ask(producer, settings, _topics(topic, levels), heard)
     finally:
         producer.close(0)
 
 
-def _ask(producer: Producer, config: Mapping[str, Any], topic: str | None, heard: list[KafkaError]) -> None:
+def _topics(topic: str | None, levels: int | None) -> list[str]:
+    if topic is None:
+        return []  # rows name theirs
+    return [topic] if levels is None else level_topics(topic, levels)
+
+
+def _ask(producer: Producer, config: Mapping[str, Any], topics: list[str], heard: list[KafkaError]) -> None:
     try:
-        found = _first_answer(producer, config, topic, heard)
-        if topic is not None:
-            found = _existing(producer, topic, found)
-            # Without a controller, as mock brokers are, nobody answers this.
-            if found.controller_id >= 0 and not found.topics[topic].error:
-                _check_rights(config, topic)
+        found = _first_answer(producer, config, topics[0] if topics else None, heard)
+        answering = []
+        for topic in topics:
+            if topic != topics[0]:
+                found = _metadata(producer, topic, CREATE_S)
+            found = _existing(producer, topic, found, topics)
+            # Without a controller nobody answers this: mock brokers name one that is none of them.
+            if not found.topics[topic].error and found.controller_id in found.brokers:
+                answering.append(topic)
+        if answering:
+            _check_rights(config, answering)
     except KafkaException:
         pass  # an answer that is not known here
 
@@ -129,7 +143,7 @@ def _words(error: KafkaError) -> str:
     return re.sub(r" \(after \d+ms in state \w+.*\)$", "", error.str())
 
 
-def _existing(producer: Producer, topic: str, found: Any) -> Any:
+def _existing(producer: Producer, topic: str, found: Any, topics: list[str]) -> Any:
     """Metadata in which the topic is."""
     deadline = time.monotonic() + CREATE_S
     while (error := found.topics[topic].error if topic in found.topics else None) is not None:
@@ -143,19 +157,23 @@ def _existing(producer: Producer, topic: str, found: Any) -> Any:
         if error.code() not in NOT_YET:
             break
         if time.monotonic() > deadline:
-            raise CheckError(_missing(producer, topic))
+            raise CheckError(_missing(producer, topic, topics))
         time.sleep(AGAIN_S)
         found = _metadata(producer, topic, CREATE_S)
     return found
 
 
-def _missing(producer: Producer, topic: str) -> str:
-    names = {name.casefold(): name for name in producer.list_topics(timeout=CREATE_S).topics}
+def _missing(producer: Producer, topic: str, topics: list[str]) -> str:
+    known = producer.list_topics(timeout=CREATE_S).topics
+    names = {name.casefold(): name for name in known if name not in topics}  # other levels are no other spelling
     near = [names[name] for name in difflib.get_close_matches(topic.casefold(), names, n=3, cutoff=0.75)]
     hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    them = it = "it"
+    if len(topics) > 1:
+        them, it = f"the topics of all {len(topics)} levels, as PriorityProducer.create_topics does", "they"
     return (
         f"there is no topic {topic!r}, and the brokers did not create it within {CREATE_S:g} s of being asked.{hint} "
-        f"Create it, or use {SKIP} if it will be there when the tasks run. Nothing was sent"
+        f"Create {them}, or use {SKIP} if {it} will be there when the tasks run. Nothing was sent"
     )
 
 
@@ -166,19 +184,18 @@ def _forbidden(topic: str, told: str) -> str:
     )
 
 
-def _check_rights(config: Mapping[str, Any], topic: str) -> None:
-    """Asks what this client may do with the topic; brokers from 2.3 on say it."""
+def _check_rights(config: Mapping[str, Any], topics: list[str]) -> None:
+    """Asks what this client may do with the topics; brokers from 2.3 on say it."""
     own = {"enable.idempotence": False, "statistics.interval.ms": 0}
     native = {**client_options(config), **own}
     for name in ("transactional.id", "stats_cb"):
         native.pop(name, None)
     admin = AdminClient(native)  # must outlive the question
-    asked = admin.describe_topics(
-        TopicCollection([topic]), include_authorized_operations=True, request_timeout=RIGHTS_S
-    )
-    try:
-        allowed = asked[topic].result(RIGHTS_S + 1).authorized_operations
-    except TimeoutError:
-        return
-    if allowed and AclOperation.WRITE not in allowed:
-        raise CheckError(_forbidden(topic, f"the brokers allow {', '.join(one.name.title() for one in allowed)}"))
+    asked = admin.describe_topics(TopicCollection(topics), include_authorized_operations=True, request_timeout=RIGHTS_S)
+    for topic, answer in asked.items():
+        try:
+            allowed = answer.result(RIGHTS_S + 1).authorized_operations
+        except TimeoutError:
+            return
+        if allowed and AclOperation.WRITE not in allowed:
+            raise CheckError(_forbidden(topic, f"the brokers allow {', '.join(one.name.title() for one in allowed)}"))

@@ -17,8 +17,11 @@ COLUMNS = ("key", "value", "topic", "partition", "headers", "timestamp")
 SENSITIVE = "spark.sql.caseSensitive"
 
 
-def matches(names: Iterable[Any], what: str = "columns") -> dict[str, str]:
-    """Those of COLUMNS that are there, each with the name it has there. Two that differ only by case are refused."""
+def matches(names: Iterable[Any], what: str = "columns", priority: str | None = None) -> dict[str, str]:
+    """Those of COLUMNS that are there, each with the name it has there. Two that differ only by case are refused.
+
+    `priority`, in lower case, is one more.
+    """
     found: dict[str, str] = {}
     for name in names:
         known = name.lower() if isinstance(name, str) else ""
@@ -27,31 +30,35 @@ def matches(names: Iterable[Any], what: str = "columns") -> dict[str, str]:
                 f"{what} {found[known]!r} and {name!r} both stand for {known!r}, since case does not count; "
                 "rename or drop one"
             )
-        if known in COLUMNS:
+        if known in COLUMNS or known == priority:
             found[known] = name
     return found
 
 
-def _counted(schema: StructType, topic: str | None) -> list[str]:
+def _counted(schema: StructType, topic: str | None, priority: str | None) -> list[str]:
     """Names that could count; a topic that is given beats the column."""
-    return [name for name in schema.names if topic is None or name.lower() != "topic"]
+    return [name for name in schema.names if topic is None or name.lower() != "topic" or priority == "topic"]
 
 
-def named(df: DataFrame, topic: str | None) -> DataFrame:
-    """The same rows under the names that count. With spark.sql.caseSensitive only those names do."""
+def named(df: DataFrame, topic: str | None, priority: str | None = None) -> tuple[DataFrame, str | None]:
+    """The same rows under the names that count, and the name of the column of priorities among them.
+
+    With spark.sql.caseSensitive only exact names do.
+    """
     if str(df.sparkSession.conf.get(SENSITIVE, "false")).lower() == "true":
-        return df
-    for known, name in matches(_counted(df.schema, topic)).items():
+        return df, priority
+    priority = priority and priority.lower()
+    for known, name in matches(_counted(df.schema, topic, priority), priority=priority).items():
         if name != known:
             df = df.withColumnRenamed(name, known)
-    return df
+    return df, priority
 
 
-def schema_of(schema: StructType, topic: str | None) -> tuple[StructType, dict[str, str]]:
+def schema_of(schema: StructType, topic: str | None, priority: str | None = None) -> tuple[StructType, dict[str, str]]:
     """The same for a schema alone, and what `matches` says. The session, which knows about case, is out of reach."""
     from pyspark.sql.types import StructField, StructType
 
-    found = matches(_counted(schema, topic))
+    found = matches(_counted(schema, topic, priority), priority=priority)
     ours = {name: known for known, name in found.items()}
     parts = [
         StructField(ours.get(part.name, part.name), part.dataType, part.nullable, part.metadata) for part in schema
@@ -67,6 +74,6 @@ def lowered(batch: pa.RecordBatch, columns: list[str]) -> pa.RecordBatch:
 
 
 @lru_cache(64)
-def fields(names: tuple[Any, ...]) -> dict[str, str]:
+def fields(names: tuple[Any, ...], priority: str | None = None) -> dict[str, str]:
     """`matches` for the fields of rows, of which many have the same."""
-    return matches(names, "fields")
+    return matches(names, "fields", priority)

@@ -28,10 +28,9 @@ import random
 import re
 import time
 import uuid
-import warnings
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,15 +40,14 @@ from confluent_kafka.admin import AdminClient
 from fastprod import _positions
 from fastprod._core._fingerprint import Fingerprint
 from fastprod.producer import Producer
+from fastprod.spark._priority import LevelProducer
 from fastprod.spark._sink import MARKERS, ExportError, Sink
 from fastprod.spark.report import TaskReport
 
-__all__ = ["Once", "check_all", "claim", "end", "is_fenced", "with_transactions"]
+__all__ = ["Once", "check_all", "claim", "is_fenced", "with_transactions"]
 
 TRANSACTION_TIMEOUT_MS = 900_000  # the most that brokers allow unless configured otherwise
 READERS = 16
-CLOSE_S = 5.0  # for a producer to end; brokers that do not answer must not keep a failed task
-FLIGHT_S = 2.0  # for records on their way, before that
 LOOK_S = 5.0  # for a first look at the marker of a job
 YOUNG_S = 600.0  # age of a job's marker from which on we ask how long brokers keep it
 MARGIN_S = 1800.0  # before that time is over; brokers look every 10 minutes, unless told otherwise
@@ -63,13 +61,13 @@ def with_transactions(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {"transaction.timeout.ms": TRANSACTION_TIMEOUT_MS, **config, "transactional.id": name}
 
 
-def _begin(config: Mapping[str, Any], name: str) -> Producer:
+def _begin(config: Mapping[str, Any], name: str, levels: int = 1) -> Producer:
     """A producer of that name alone; older ones are fenced when this returns."""
-    producer = Producer(with_transactions(config, name))
+    producer = LevelProducer(with_transactions(config, name), levels)
     try:
         _positions.patiently(lambda: producer.init_transactions(_positions.ANSWER_S))
     except BaseException:
-        end(producer)
+        _positions.end(producer)
         raise
     return producer
 
@@ -106,7 +104,7 @@ def claim(sink: Sink) -> Sink:
                     raise
                 time.sleep(random.uniform(0.1, 1.0))
             finally:
-                end(producer)
+                _positions.end(producer)
     _compare(sink, found, "nothing was sent")
     _check_age(sink, found)
     return replace(sink, claim=found["claim"])
@@ -119,7 +117,7 @@ def _look(sink: Sink, group: Consumer) -> Marker | None:
     """
     if sink.place == MARKERS:
         _positions.make_place(sink.config, group, sink.place)
-    elif sink.place != sink.topic and not _positions.has_place(group, sink.place):
+    elif sink.marker_topic not in (None, sink.single) and not _positions.has_place(group, sink.place):
         raise ValueError(f"there is no topic {sink.place!r}, which marker_topic names. Nothing was sent")
     try:
         return _same_batch(sink, _positions.read_marker(group, sink.place, LOOK_S))
@@ -156,7 +154,7 @@ def _check_age(sink: Sink, marker: Marker) -> None:
 
 def _identity(sink: Sink) -> Marker:
     """What must be the same in every run of a job."""
-    return {"topic": sink.topic, "layout": sink.layout, "partitions": sink.partitions, "batch": sink.batch}
+    return {"topic": sink.target, "layout": sink.layout, "partitions": sink.partitions, "batch": sink.batch}
 
 
 def _same_batch(sink: Sink, marker: Marker | None) -> Marker | None:
@@ -184,10 +182,10 @@ def _a_batch(number: int | None) -> str:
 def _compare(sink: Sink, marker: Marker, so_far: str) -> None:
     """Raises ValueError unless an earlier run had the same topic, layout and number of partitions."""
     about = f"job {sink.job!r}" + ("" if sink.batch is None else f", batch {sink.batch},")
-    if marker.get("topic") != sink.topic:
+    if marker.get("topic") != sink.target:
         raise ValueError(
             f"{about} went to {_a_topic(marker.get('topic'))} in an earlier run, and would go to "
-            f"{_a_topic(sink.topic)} now; {so_far}. Take another job_id for another topic"
+            f"{_a_topic(sink.target)} now; {so_far}. Take another job_id for another topic"
         )
     if marker.get("layout") != sink.layout:
         raise ValueError(
@@ -264,7 +262,7 @@ class Once:
 
     def producer(self) -> Producer:
         """A producer of this partition alone; older ones are fenced when this returns."""
-        return _begin(self.sink.config, self.name)
+        return _begin(self.sink.config, self.name, self.sink.levels)
 
     @contextmanager
     def group(self) -> Iterator[Consumer]:
@@ -315,20 +313,6 @@ class Once:
         }
         _positions.write_marker(producer, group, self.sink.place, marker, report.records)
         _positions.patiently(producer.commit_transaction)
-
-
-def end(producer: Producer) -> None:
-    """Ends a producer with what it still holds, aborting its transaction. Never raises, and does not wait for long."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # confluent-kafka's, about transactions that cannot be aborted
-        with suppress(Exception):  # what the task itself has to say counts more
-            producer.purge(in_flight=False)
-            # An abort that overtakes records on their way can be fatal on Kafka 4 (librdkafka #4849), and would leave
-            # the transaction open until it times out.
-            producer.flush(FLIGHT_S)
-            producer.purge()
-        with suppress(Exception):
-            producer.close(CLOSE_S)
 
 
 def is_fenced(producer: Producer) -> bool:

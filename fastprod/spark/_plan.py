@@ -12,27 +12,29 @@ from fastprod._java_options import translate
 from fastprod.spark._check import check as check_first
 from fastprod.spark._columns import COLUMNS
 from fastprod.spark._once import with_transactions
+from fastprod.spark._priority import levels_of
 from fastprod.spark._sink import BUCKET, Sink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType, StructType
 
-__all__ = ["bucketed", "plan", "sink", "used_columns"]
+__all__ = ["bucketed", "check_columns", "plan", "quoted", "sink", "used_columns"]
 
 JOB_ID = re.compile(r"[A-Za-z0-9._-]{1,200}")
 MOST_BUCKETS = 10_000
 LONG_LAYOUT = 500  # characters
 
 
-def used_columns(schema: StructType, topic: str | None) -> list[str]:
+def used_columns(schema: StructType, topic: str | None, priority: str | None = None) -> list[str]:
     """The columns that count, so that Spark need not encode the others."""
-    return [name for name in COLUMNS if name in schema.names and (name != "topic" or topic is None)]
+    found = [name for name in COLUMNS if name in schema.names and (name != "topic" or topic is None)]
+    return found if priority is None or priority in found else [*found, priority]
 
 
 def plan(schema: StructType, topic: str | None, config: Mapping[str, Any] | None, **once: Any) -> Sink:
     """What the executors need to know to write a DataFrame, checked. `once` as for `sink`."""
-    _check_columns(schema, topic)
+    check_columns(schema, topic, once.get("priority"))
     made = sink(topic, config, **once)
     if once.get("exactly_once") != "bucket":
         return made
@@ -58,9 +60,13 @@ def sink(
     marker_topic: str | None = None,
     stream: bool = False,
     check: bool = True,
+    priority: str | None = None,
+    max_priority: int | None = None,
 ) -> Sink:
     """The same without columns."""
-    settings = translate(config or {})
+    options = dict(config or {})
+    levels = levels_of(priority, max_priority, options)
+    settings = translate(options)
     if not settings.get("bootstrap.servers") and not settings.get("metadata.broker.list"):
         raise ValueError('the config has no "bootstrap.servers"; give config={"bootstrap.servers": "host:9092", ...}')
     for name, value in (("topic", topic), ("marker_topic", marker_topic)):
@@ -72,8 +78,13 @@ def sink(
             raise ValueError(f"{name}={given!r} has no effect without exactly_once")
     if batch is not None and (not isinstance(batch, int) or batch < 0):
         raise ValueError(f"batch is the number that foreachBatch gives, not {batch!r}")
-    check_first(settings if job is None else with_transactions(settings, "fastprod.check"), topic, brokers=check)
-    return Sink(settings, topic, job, batch, marker_topic=marker_topic)
+    check_first(
+        settings if job is None else with_transactions(settings, "fastprod.check"),
+        topic,
+        None if priority is None else levels,
+        brokers=check,
+    )
+    return Sink(settings, topic, job, batch, marker_topic=marker_topic, priority=priority, levels=levels)
 
 
 def bucketed(df: DataFrame, buckets: int, bucket_by: Sequence[str] | None) -> DataFrame:
@@ -98,14 +109,14 @@ def bucketed(df: DataFrame, buckets: int, bucket_by: Sequence[str] | None) -> Da
     if BUCKET in df.columns:
         raise ValueError(f"the DataFrame has a column {BUCKET!r} already; drop it first")
     # Spark's xxhash64 is the same in every version and on every cluster, but another one for another type.
-    columns = [f.col(_quoted(name)) for name in by]
+    columns = [f.col(quoted(name)) for name in by]
     typed = [f"{part.name.lower()} {part.dataType.simpleString()}" for part in df.select(*columns).schema]
     number = f.pmod(f.xxhash64(*columns), f.lit(buckets)).cast("int")
     about = {"buckets": buckets, "by": typed}
     return df.select("*", number.alias(BUCKET, metadata=about)).repartitionById(buckets, BUCKET)
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -128,7 +139,7 @@ def _job(exactly_once: str | None, job_id: str | None, config: Mapping[str, Any]
     return job_id
 
 
-def _check_columns(schema: StructType, topic: str | None) -> None:
+def check_columns(schema: StructType, topic: str | None, priority: str | None) -> None:
     from pyspark.sql import types as t
 
     def text(kind: DataType) -> bool:
@@ -164,8 +175,15 @@ def _check_columns(schema: StructType, topic: str | None) -> None:
         )
     if topic is None and "topic" not in schema.names:
         raise ValueError("no topic: give topic=..., or have a column 'topic'")
+    if priority is not None and priority not in schema.names:
+        raise ValueError(f"there is no column {priority!r}, which priority names; the columns are {schema.names}")
     for name in used_columns(schema, topic):
         fits, description = wanted[name]
         kind = schema[name].dataType
         if not fits(kind):
             raise TypeError(f"column {name!r} must be {description}, not {kind.simpleString()}")
+    if priority is not None and not isinstance(schema[priority].dataType, integer):
+        raise TypeError(
+            f"column {priority!r} must be an integer type (tinyint, smallint, int, bigint) to have priorities, not "
+            f"{schema[priority].dataType.simpleString()}"
+        )

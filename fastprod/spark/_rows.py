@@ -12,8 +12,10 @@ from typing import Any
 
 from fastprod import _bulk
 from fastprod._core._columns import Column
+from fastprod.priority.levels import is_whole, level_topics
 from fastprod.spark._columns import COLUMNS, fields
 from fastprod.spark._once import claim
+from fastprod.spark._priority import so_far, wanted
 from fastprod.spark._sink import ExportError, Sink
 from fastprod.spark._worker import Task, in_task
 
@@ -68,11 +70,14 @@ def write_rows(sink: Sink, rows: Iterable[Any], chunk: int) -> Iterator[Any]:
     """Writes one partition of an RDD and yields its TaskReport."""
     source = iter(rows)
     # What made the rows may have read less than all of its input, as take() does.
-    yield in_task(sink, iter(lambda: list(islice(source, chunk)), []), _hand_over, may_stop=True)
+    parts = iter(lambda: list(islice(source, chunk)), [])
+    yield in_task(sink, parts, lambda task, part: _hand_over(task, part, sink), may_stop=True)
 
 
-def _hand_over(task: Task, rows: list[Any]) -> None:
-    columns = _columns(rows)
+def _hand_over(task: Task, rows: list[Any], sink: Sink) -> None:
+    columns = _columns(rows, sink.priority)
+    if sink.priority is not None:
+        _name_topics(rows, columns, sink)
     for name in ("value", "key"):
         _check_text(rows, columns, name)
     for name in ("partition", "headers", "timestamp"):
@@ -106,7 +111,7 @@ def _blocks(columns: Columns, topic: str | None) -> Iterator[_bulk.Block]:
         yield (*block[:2], None if topic is None else Column([topic] * len(values), "topic"), *block[3:])
 
 
-def _columns(rows: list[Any]) -> Columns:
+def _columns(rows: list[Any], priority: str | None = None) -> Columns:
     """Rows of one shape are turned around as a whole, a mixture one by one."""
     kinds = set(map(type, rows))
     if all(issubclass(kind, TEXT) for kind in kinds):
@@ -115,12 +120,12 @@ def _columns(rows: list[Any]) -> Columns:
         shapes = {(_names(row), len(row)) for row in rows}
         if len(shapes) == 1:
             names = _names(rows[0]) or (("key", "value") if len(rows[0]) == 2 else ())
-            known = _known(names, rows[0])
+            known = _known(names, rows[0], priority)
             if "value" in known:
                 return {name: list(map(itemgetter(names.index(theirs)), rows)) for name, theirs in known.items()}
-    found = [_fields(row) for row in rows]
-    filled = {name for one in found for name in one}
-    return {name: [one.get(name) for one in found] for name in COLUMNS if name in filled}
+    found = [_fields(row, priority) for row in rows]
+    filled = dict.fromkeys(name for one in found for name in one)
+    return {name: [one.get(name) for one in found] for name in filled}
 
 
 def _names(row: Any) -> tuple[str, ...]:
@@ -128,15 +133,15 @@ def _names(row: Any) -> tuple[str, ...]:
     return tuple(getattr(row, "__fields__", None) or getattr(row, "_fields", None) or ())
 
 
-def _known(names: tuple[Any, ...], row: Any) -> dict[str, str]:
+def _known(names: tuple[Any, ...], row: Any, priority: str | None) -> dict[str, str]:
     """The fields that count, each with the name that it has in the row."""
     try:
-        return fields(names)
+        return fields(names, priority)
     except ValueError as problem:
         raise ExportError(f"{problem}: row {_shown(row)}") from None
 
 
-def _fields(row: Any) -> Mapping[str, Any]:
+def _fields(row: Any, priority: str | None) -> Mapping[str, Any]:
     """A row as a dict."""
     if isinstance(row, TEXT):
         return {"value": row}
@@ -153,7 +158,7 @@ def _fields(row: Any) -> Mapping[str, Any]:
             f"named tuple with the fields {', '.join(COLUMNS)}"
         )
     if not FIELDS.issuperset(found):
-        found = {name: found[theirs] for name, theirs in _known(tuple(found), row).items()}
+        found = {name: found[theirs] for name, theirs in _known(tuple(found), row, priority).items()}
     if "value" not in found:
         raise ExportError(f"row {_shown(row)} has no field 'value'; the fields that count are {', '.join(COLUMNS)}")
     return found
@@ -176,17 +181,38 @@ def _check_timestamps(columns: Columns) -> None:
         ]
 
 
-def _by_topic(rows: list[Any], columns: Columns, topic: str | None) -> Iterator[tuple[str, Columns]]:
-    """Topics, and what goes there."""
-    named = columns.pop("topic", ())
-    if topic is not None:
-        yield topic, columns
-        return
-    for row, name in zip(rows, named or [None] * len(rows), strict=True):
+def _topics(rows: list[Any], columns: Columns) -> Sequence[str]:
+    """The topics that rows name, taken out of the columns."""
+    named = columns.pop("topic", None) or [None] * len(rows)
+    for row, name in zip(rows, named, strict=True):
         if not isinstance(name, str):
             raise ExportError(
                 f"no topic for row {_shown(row)}; fill its field 'topic' with a name, or give topic=..., which beats it"
             )
+    return named
+
+
+def _name_topics(rows: list[Any], columns: Columns, sink: Sink) -> None:
+    """Puts Kafka's topics into the column, in place of logical ones, once all priorities are found right."""
+    assert sink.priority is not None
+    priorities = columns.get(sink.priority) or [None] * len(rows)
+    for row, priority in zip(rows, priorities, strict=True):
+        if not is_whole(priority) or not 0 <= priority < sink.levels:
+            raise ExportError(
+                f"field {sink.priority!r} is {priority!r} in row {_shown(row)}: {wanted(sink.levels)}. {so_far(sink)}"
+            )
+    topics = [sink.topic] * len(rows) if sink.topic is not None else _topics(rows, columns)
+    names = {topic: level_topics(topic, sink.levels) for topic in dict.fromkeys(topics)}
+    columns["topic"] = [names[topic][priority] for topic, priority in zip(topics, priorities, strict=True)]
+
+
+def _by_topic(rows: list[Any], columns: Columns, topic: str | None) -> Iterator[tuple[str, Columns]]:
+    """Topics, and what goes there."""
+    if topic is not None:
+        columns.pop("topic", None)
+        yield topic, columns
+        return
+    named = _topics(rows, columns)
     for name in dict.fromkeys(named):
         mine = [index for index, other in enumerate(named) if other == name]
         if len(mine) == len(rows):

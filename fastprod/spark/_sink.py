@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fastprod.priority.levels import level_topic
+
 __all__ = ["BUCKET", "MARKERS", "ExportError", "Sink"]
 
 BUCKET = "fastprod_bucket"  # the column that tells a row's bucket
@@ -39,15 +41,30 @@ class Sink:
     """For exactly once: how many Spark partitions the job has, where that is known before it starts."""
     claim: str | None = None
     """For exactly once: the id in the job's own marker, once it is written."""
+    priority: str | None = None
+    """The column that has the rows' levels; `topic`, given or in a column, is then a logical one."""
+    levels: int = 1
+    """How many of them there are."""
 
     def __post_init__(self) -> None:
         if not self.key:
-            object.__setattr__(self, "key", _identity(self.config))
+            object.__setattr__(self, "key", _identity({**self.config, "max.priority": self.levels}))
+
+    @property
+    def single(self) -> str | None:
+        """The Kafka topic of all records; None where each has its own."""
+        return self.topic if self.priority is None else None
+
+    @property
+    def target(self) -> str | None:
+        """Where the job writes to, as its markers have it: it must stay the same."""
+        return self.topic if self.priority is None else f"{self.topic or '<topic>'}-<priority>"
 
     @property
     def place(self) -> str:
-        """The topic whose offsets hold the job's markers."""
-        return self.marker_topic or self.topic or MARKERS
+        """The topic whose offsets hold the job's markers; where there are levels, that of the lowest."""
+        lowest = self.topic if self.topic is None or self.priority is None else level_topic(self.topic, 0)
+        return self.marker_topic or lowest or MARKERS
 
     @property
     def bucketed(self) -> bool:

@@ -23,11 +23,13 @@ from confluent_kafka import KafkaException
 
 from fastprod import _bulk
 from fastprod._core._fingerprint import Fingerprint
+from fastprod._positions import end
 from fastprod.producer import Producer
 from fastprod.spark._failures import counted
 from fastprod.spark._input import TaskInput
 from fastprod.spark._memory import Held
-from fastprod.spark._once import Once, claim, end, is_fenced
+from fastprod.spark._once import Once, claim, is_fenced
+from fastprod.spark._priority import LevelProducer, placed
 from fastprod.spark._sink import BUCKET, ExportError, Sink
 from fastprod.spark.report import PartitionReport, TaskReport, Topics, merge_topics
 
@@ -58,7 +60,9 @@ def borrow(sink: Sink) -> Producer:
     """This worker's producer for a configuration, new or from an earlier task."""
     pid = os.getpid()
     # A producer that waits for the next task need not complain when brokers close its connections.
-    producer = _producers.pop((pid, sink.key), None) or Producer({"log.connection.close": False, **sink.config})
+    producer = _producers.pop((pid, sink.key), None) or LevelProducer(
+        {"log.connection.close": False, **sink.config}, sink.levels
+    )
     _producers[pid, sink.key] = producer
     mine = [key for key in _producers if key[0] == pid]
     for key in mine[:-KEPT]:
@@ -177,7 +181,7 @@ def in_task(
     task: Task | None = None  # an empty partition needs no producer
     try:
         for part in parts:
-            task = task or Task(borrow(sink), sink.topic, report)
+            task = task or Task(borrow(sink), sink.single, report)
             hand_over(task, part)
             task.check()
         return report if task is None else task.finish()
@@ -227,7 +231,7 @@ def _once(
     try:
         with output.group() as group:
             marker = output.committed(group)
-            task = Task(producer, output.sink.topic, report, Fingerprint())
+            task = Task(producer, output.sink.single, report, Fingerprint())
             task.writes = marker is None
             if task.writes:
                 producer.begin_transaction()
@@ -263,21 +267,24 @@ def write_batches(sink: Sink, batches: Iterable[pa.RecordBatch]) -> TaskReport:
     """Writes a Spark partition that comes as Arrow batches."""
 
     held = Held(sink.config)
+    topic = sink.single
 
     def hand_over(task: Task, batch: pa.RecordBatch) -> None:
         if sink.bucketed:
             batch = without_bucket(batch, task.report.task)
         check_topics(batch, sink.topic)
-        blocks = _bulk.blocks_of_batches(_bulk.checked_batches(batch, sink.topic), sink.topic is None)
+        if sink.priority is not None:
+            batch = placed(batch, sink)
+        blocks = _bulk.blocks_of_batches(_bulk.checked_batches(batch, topic), topic is None)
         if not task.look(blocks):
             return
         if not held.counts(batch):
-            receipt = task.producer.produce_arrow(batch, sink.topic, receipt=task.receipt(sink.topic))
-            task.produced(sink.topic, receipt)
+            receipt = task.producer.produce_arrow(batch, topic, receipt=task.receipt(topic))
+            task.produced(topic, receipt)
         else:
             # Spark's reader has made the batch and nobody else has it, but what is watched is foreign memory for Arrow.
-            receipt = task.producer.produce_arrow(_bulk.Vouched(held.watched(batch)), sink.topic)
-            task.produced(sink.topic, receipt)
+            receipt = task.producer.produce_arrow(_bulk.Vouched(held.watched(batch)), topic)
+            task.produced(topic, receipt)
             held.add(receipt, batch.nbytes, task.check)
 
     return in_task(sink, (batch for batch in batches if batch.num_rows), hand_over)

@@ -136,9 +136,13 @@ class ExportReport:
     """By the number of the Spark partition."""
     stats: Mapping[str, TopicStats] = field(default_factory=dict)
     """By topic: latencies, rates and errors by partition, and who wrote (`publishers`: the workers' producers)."""
+    spread: Mapping[str, int] = field(default_factory=dict)
+    """With `bundles="auto"`: topics that were too big for one task, and over how many they went."""
 
     @classmethod
-    def of(cls, tasks: Iterable[TaskReport], seconds: float | None = None) -> Self:
+    def of(
+        cls, tasks: Iterable[TaskReport], seconds: float | None = None, spread: Mapping[str, int] | None = None
+    ) -> Self:
         """The sum of what tasks have reported; without `seconds` their own clocks tell the time."""
         ordered = tuple(sorted(tasks, key=lambda task: task.task))
         topics: Topics = {}
@@ -154,7 +158,7 @@ class ExportReport:
             topic: _over([task.stats[topic] for task in ordered if topic in task.stats], seconds)
             for topic in sorted({topic for task in ordered for topic in task.stats})
         }
-        return cls(records, size, failed, retries, seconds, sorted_topics, ordered, stats)
+        return cls(records, size, failed, retries, seconds, sorted_topics, ordered, stats, dict(spread or {}))
 
     @property
     def skipped(self) -> int:
@@ -195,6 +199,8 @@ class ExportReport:
         }
         if self.skipped:
             facts["tasks skipped, committed earlier"] = f"{self.skipped:,}"
+        if self.spread:
+            facts["topics spread over several tasks"] = f"{len(self.spread):,}"
         return facts
 
     def _rows(self) -> list[tuple[str, int, PartitionReport, float]]:

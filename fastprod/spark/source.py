@@ -7,10 +7,10 @@
 or "overwrite"; the latter is refused here.
 
 Options are those of Spark's own Kafka sink: `kafka.*` go to the producer without the prefix, `topic` beats the column.
-Ours are `exactly.once`, `job.id`, `marker.topic` and `check` ("true" or "false") as in `fastprod.spark.write`, and
-`report`, a file on the driver for the report as JSON or HTML; a stream writes it anew with each batch. A stream is
-checked before its first batch, where its checkpoint is in a folder that the driver can look into. Spark hands options
-over in lower case; every name here is lower case anyway.
+Ours are `priority`, `max.priority`, `exactly.once`, `job.id`, `marker.topic` and `check` ("true" or "false") as in
+`fastprod.spark.write`, and `report`, a file on the driver for the report as JSON or HTML; a stream writes it anew with
+each batch. A stream is checked before its first batch, where its checkpoint is in a folder that the driver can look
+into. Spark hands options over in lower case; every name here is lower case anyway.
 
 Exactly once has the proofs that `write` has, but for one: writers are made in Python processes of the driver that are
 not told how many partitions the job will have.
@@ -21,7 +21,10 @@ not told how many partitions the job will have.
                          at the first partition whose rows are others than those committed, or at the end; but other
                          partitions may have become visible by then
 
-Nor do these processes know the session: with spark.sql.caseSensitive a column `KEY` counts as `key` all the same.
+Nor do these processes know the rows: a priority that is out of range is found by the task that has it, before anything
+of its Arrow batch is sent, and fails the job. What was sent before stays; with exactly.once that of other tasks.
+
+Nor do they know the session: with spark.sql.caseSensitive a column `KEY` counts as `key` all the same.
 """
 
 from __future__ import annotations
@@ -60,7 +63,7 @@ __all__ = ["FastprodDataSource"]
 
 log = logging.getLogger("fastprod.spark")
 PREFIX = "kafka."
-OWN = ("topic", "exactly.once", "job.id", "marker.topic", "check", "report")
+OWN = ("topic", "priority", "max.priority", "exactly.once", "job.id", "marker.topic", "check", "report")
 SPARKS = ("checkpointlocation", "path", "queryname")  # that Spark passes on to every sink
 
 
@@ -190,7 +193,9 @@ def _parse(
     check = given.get("check", "true").lower()
     if check not in ("true", "false"):
         raise ValueError(f'option "check" is "true" or "false", not {check!r}')
-    schema, names = schema_of(schema, topic)
+    priority, levels = given.get("priority"), given.get("max.priority")
+    priority = priority and priority.lower()
+    schema, names = schema_of(schema, topic, priority)
     sink = plan(
         schema,
         topic,
@@ -200,6 +205,8 @@ def _parse(
         marker_topic=given.get("marker.topic"),
         stream=stream,
         check=check == "true" and (not stream or is_first_batch(given.get("checkpointlocation"))),
+        priority=priority,
+        max_priority=int(levels) if levels is not None and levels.strip().isdecimal() else levels,
     )
-    columns = [names[name] for name in used_columns(schema, topic)]
+    columns = [names[name] for name in used_columns(schema, topic, priority)]
     return sink, [*columns, BUCKET] if sink.bucketed else columns, report

@@ -118,6 +118,13 @@ def test_mock_brokers_pass(mock, topic) -> None:
         _check.check({**config, "transactional.id": "t"}, where)
 
 
+def test_nobody_waits_for_the_rights_that_mock_brokers_do_not_tell(mock, topic) -> None:
+    mock.create_topic(topic)
+    start = time.monotonic()
+    _check.check({"bootstrap.servers": mock.bootstrap_servers}, topic)
+    assert time.monotonic() - start < _check.RIGHTS_S / 2
+
+
 @pytest.mark.parametrize("code", [KafkaError.LEADER_NOT_AVAILABLE, KafkaError.KAFKA_STORAGE_ERROR])
 def test_an_answer_that_is_not_known_passes(mock, topic, monkeypatch, code) -> None:
     answer = SimpleNamespace(topics={topic: SimpleNamespace(error=KafkaError(code))}, controller_id=1)
@@ -159,6 +166,20 @@ def test_the_right_to_write(spark, guarded, topic) -> None:
     allow(guarded, topic, "WRITE")
     until(lambda: passes(config, topic))
     assert write(spark.range(10).selectExpr("'v' AS value"), topic, config).records == 10
+
+
+def test_the_right_to_write_to_every_level(guarded, topic) -> None:
+    for level in range(2):
+        guarded.create_topic(f"{topic}-{level}")
+        allow(guarded, f"{topic}-{level}", "DESCRIBE")
+    allow(guarded, f"{topic}-0", "WRITE")
+    config = guarded.client_config("ann", tls=True)
+    until(lambda: passes(config, f"{topic}-0"))
+    with pytest.raises(CheckError, match=f"may not write to topic '{topic}-1'"):
+        _check.check(config, topic, 2)
+    allow(guarded, f"{topic}-1", "WRITE")
+    until(lambda: passes(config, f"{topic}-1"))
+    _check.check(config, topic, 2)
 
 
 def passes(config, topic) -> bool:

@@ -79,3 +79,10 @@ def test_jobs_that_are_submitted_until_they_succeed() -> None:
     assert int(total[1]) >= 4
     assert int(total[3]) >= int(total[2]) >= 2
     assert output.endswith(": as promised\n")
+
+
+@pytest.mark.long
+def test_a_job_whose_tasks_are_members_of_a_producer_group() -> None:
+    output = run("group_from_spark.py", "--lines", "2000")
+    assert "second run: its last attempts copied [0, 0, 0] lines" in output
+    assert "12,000 of 12,000 records read: 0 lost, 0 doubled" in output

@@ -481,7 +481,7 @@ def test_a_driver_that_died_while_it_claimed_holds_nobody_up(kafka_cluster, topi
     assert claim(sink).claim == claim(sink).claim != "never committed"
     with pytest.raises(ValueError, match="had 3 partitions in an earlier run and has 4 now"):
         claim(replace(sink, partitions=4))
-    _once.end(dead)
+    _positions.end(dead)
 
 
 def test_markers_that_are_about_to_be_forgotten_are_not_relied_on(kafka_cluster, topic, monkeypatch) -> None:

@@ -7,12 +7,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from confluent_kafka import OFFSET_STORED, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 from programs import wait_until
 
 from fastprod.priority import CapacityBurstConsumer, PriorityProducer, Shares, Strict
@@ -543,10 +544,12 @@ def test_a_callback_of_the_configuration_that_raises_loses_no_record(mock_cluste
     fill(mock_cluster, [100, 100, 100])
 
     def raises(statistics: str) -> None:
-        raise LookupError("no")
+        if not over.is_set():  # else close() would raise it
+            raise LookupError("no")
 
     found: list[Any] = []
     raised = 0
+    over = threading.Event()
     options = config(mock_cluster, stats_cb=raises, **{"statistics.interval.ms": 20})
     with CapacityBurstConsumer(options, LEVELS, 50) as consumer:
         consumer.subscribe(["t"])
@@ -556,6 +559,9 @@ def test_a_callback_of_the_configuration_that_raises_loses_no_record(mock_cluste
                 found += consumer.poll(0.5)
             except (LookupError, ExceptionGroup):
                 raised += 1
+        over.set()
+        with suppress(LookupError, ExceptionGroup):
+            found += consumer.poll(0)  # what was raised before that
     assert raised
     assert len({(one.topic(), one.value()) for one in found}) == len(found) == 300
 
@@ -572,6 +578,9 @@ class Told:
     def topic(self) -> str:
         return "t-0"
 
+    def error(self) -> None:
+        return None
+
     def partition(self) -> int:
         return self.place[0]
 
@@ -585,6 +594,8 @@ class Fake:
     def __init__(self) -> None:
         self.batches: list[tuple[list[Told], Any]] = []
         self.sought: list[tuple[int, int]] = []
+        self.commits = 4
+        self.refusals: list[int] = []
 
     def consume(self, count: int, timeout: float) -> list[Told]:
         batch, act = self.batches.pop(0)
@@ -595,7 +606,15 @@ class Fake:
     def assignment(self) -> list[TopicPartition]:
         return [TopicPartition("t-0", 0), TopicPartition("t-0", 1)]
 
+    def position(self, places: list[TopicPartition]) -> list[TopicPartition]:
+        return [TopicPartition(place.topic, place.partition, 9) for place in places]
+
+    def committed(self, places: list[TopicPartition], timeout: float) -> list[TopicPartition]:
+        return [TopicPartition(place.topic, place.partition, self.commits) for place in places]
+
     def seek(self, place: TopicPartition) -> None:
+        if self.refusals:
+            raise KafkaException(KafkaError(self.refusals.pop(0)))
         self.sought.append((place.partition, place.offset))
 
 
@@ -612,17 +631,135 @@ def test_what_comes_with_a_revocation_is_kept_but_for_what_is_gone() -> None:
     assert [one.place for one in level._held] == [(0, 0), (0, 1)]
 
 
-def test_when_a_signal_drops_what_was_fetched_it_is_fetched_again() -> None:
-    def interrupt() -> None:
-        raise KeyboardInterrupt
+def interrupt() -> None:
+    raise KeyboardInterrupt
 
+
+def test_when_a_signal_drops_what_was_fetched_it_is_fetched_again() -> None:
     fake = Fake()
     level = _consumer._Level(0, fake, 50, [])  # type: ignore[arg-type]
-    level._stored[("t-0", 0)] = 7
+    level._returned[("t-0", 0)] = 7
     level._held = [Told(0, 7)]
-    level.given = True
     fake.batches = [([], interrupt)]
     with pytest.raises(KeyboardInterrupt):
         level._fetch(5)
-    assert fake.sought == [(0, 7), (1, OFFSET_STORED)]
-    assert (level._held, level.given) == ([], False)
+    assert fake.sought == [(0, 7), (1, 4)]
+    assert level._held == []
+    level.start_at([TopicPartition("t-0", 1, 2)])  # as the user's seek
+    fake.commits = -1001  # nothing
+    fake.batches = [([], interrupt)]
+    with pytest.raises(KeyboardInterrupt):
+        level._fetch(5)
+    assert fake.sought[2:] == [(0, 7), (1, 2)]
+    level.forget()
+    fake.batches = [([], interrupt)]
+    with pytest.raises(KeyboardInterrupt):
+        level._fetch(5)
+    assert fake.sought[4:] == [(0, OFFSET_BEGINNING), (1, OFFSET_BEGINNING)]
+
+
+def test_what_cannot_be_gone_back_to_at_once_is_with_the_next_poll() -> None:
+    fake = Fake()
+    level = _consumer._Level(0, fake, 50, [])  # type: ignore[arg-type]
+    fake.refusals = [KafkaError._STATE, KafkaError._TIMED_OUT]  # not fetched from; brokers busy
+    fake.batches = [([], interrupt), ([Told(1, 4)], None)]
+    with pytest.raises(KeyboardInterrupt) as raised:
+        level._fetch(5)
+    assert "level 0 will go back" in raised.value.__notes__[0]
+    assert fake.sought == []
+    level._fetch(5)
+    assert fake.sought == [(0, 4), (1, 4)]
+    assert [one.place for one in level._held] == [(1, 4)]
+
+
+@pytest.mark.mock_cluster(brokers=1, topics={"t-0": 3, "t-1": 3})
+@pytest.mark.parametrize("automatic", [True, False])
+def test_ctrl_c_in_a_fetch_costs_no_record(mock_cluster: MockCluster, automatic: bool) -> None:
+    """As confluent-kafka does it: the batch is gone, and librdkafka goes on behind it."""
+    with PriorityProducer({"bootstrap.servers": mock_cluster.bootstrap_servers}, max_priority=2) as producer:
+        for level in range(2):
+            assert producer.produce_many("t", [b"%d" % n for n in range(300)], priority=level).wait(120)
+    options = {
+        "group.id": "g",
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": automatic,
+        "fetch.wait.max.ms": 10,
+    }
+    consumer = CapacityBurstConsumer({"bootstrap.servers": mock_cluster.bootstrap_servers, **options}, 2, 50)
+    seen: Counter[tuple[str, bytes]] = Counter()
+    dropped = 0
+    with consumer:
+        consumer.subscribe(["t"])
+        for turn in range(100_000):
+            if len(seen) == 600:
+                break
+            own = [level.consumer for level in consumer._levels]
+            if dropped < 4 and turn % 2:
+                for level in consumer._levels:
+                    level.consumer = Interrupting(level.consumer)
+            try:
+                for message in consumer.poll(0.2):
+                    seen[(message.topic() or "", message.value() or b"")] += 1
+            except KeyboardInterrupt:
+                dropped += 1
+            for level, one in zip(consumer._levels, own, strict=True):
+                level.consumer = one
+        assert len(seen) == 600
+        assert dropped == 4
+        if not automatic:
+            consumer.commit(asynchronous=False)
+    assert max(seen.values()) <= 10  # repeated, but not for ever
+
+
+class Interrupting:
+    """A Consumer in whose consume() Ctrl-C comes when it has something."""
+
+    def __init__(self, consumer: Any) -> None:
+        self._consumer = consumer
+
+    def consume(self, *arguments: Any) -> list[Any]:
+        found: list[Any] = self._consumer.consume(*arguments)
+        if found:
+            raise KeyboardInterrupt
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+
+def test_a_level_that_holds_enough_is_looked_after_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_consumer, "Message", Told)
+    fake = Fake()
+    level = _consumer._Level(0, fake, 50, [])  # type: ignore[arg-type]
+    level._held = [Told(0, 0), Told(0, 1)]
+    fake.batches = [([Told(0, 2)], None)]
+    assert level.fill(1, []) == 1  # for the first time
+    assert (len(level._held), fake.batches) == (3, [])
+    assert level.fill(1, []) == 1  # not again within a second
+
+
+def test_held_records_stay_when_a_seek_is_refused(mock_cluster: MockCluster) -> None:
+    consumer = CapacityBurstConsumer({"bootstrap.servers": mock_cluster.bootstrap_servers, "group.id": "g"}, 1, 50)
+    with consumer:
+        consumer._levels[0]._held = [Told(0, 3)]
+        with pytest.raises(KafkaException):
+            consumer.seek(TopicPartition("t-0", 0, 7))  # it is not assigned
+        assert len(consumer._levels[0]._held) == 1
+        consumer._levels[0]._held = []
+
+
+@pytest.mark.mock_cluster(brokers=1, topics={"t-0": 1, "t-1": 1})
+def test_numbers_of_numpy_are_levels_too(mock_cluster: MockCluster) -> None:
+    with PriorityProducer({"bootstrap.servers": mock_cluster.bootstrap_servers}, max_priority=2) as producer:
+        producer.produce("t", b"one", priority=np.int64(1))  # type: ignore[arg-type]
+        producer.produce_many("t", [b"many"], priority=np.int32(1))
+        with pytest.raises(ValueError, match=r"priority=np.int64\(2\) must be a whole number from 0"):
+            producer.produce_many("t", [b"many"], priority=np.int64(2))
+    assert {one.value() for one in mock_cluster.records("t-1")} == {b"one", b"many"}
+
+
+def test_topics_cannot_be_created_without_a_broker_and_the_error_says_why() -> None:
+    producer = PriorityProducer({"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, max_priority=2)
+    with pytest.raises(KafkaException, match=r"127\.0\.0\.1:1"):
+        producer.create_topics("orders", 1, timeout=3)
+    producer.close()
