@@ -8,7 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fastprod.errors import AuthenticationError, BufferFullError, ConfigError, ForkError, RecordError
+    from fastprod.errors import (
+        AuthenticationError,
+        BufferFullError,
+        ConfigError,
+        ForkError,
+        RebalanceError,
+        RecordError,
+    )
     from fastprod.producer import Producer
     from fastprod.receipt import Receipt
     from fastprod.serializing import SerializingProducer
@@ -22,6 +29,7 @@ __all__ = [
     "ForkError",
     "Producer",
     "ProducerStats",
+    "RebalanceError",
     "Receipt",
     "RecordError",
     "SerializingProducer",
@@ -39,6 +47,7 @@ _HOMES = {
     "ConfigError": "fastprod.errors",
     "AuthenticationError": "fastprod.errors",
     "ForkError": "fastprod.errors",
+    "RebalanceError": "fastprod.errors",
     "RecordError": "fastprod.errors",
 }
 

@@ -24,5 +24,13 @@ class AuthenticationError(KafkaException):
     """
 
 
+class RebalanceError(KafkaException):
+    """A producer group has taken the running transaction away: nothing of it will ever be seen.
+
+    `args[0]` is the KafkaError with the reason. By the time it is raised, `ProducerGroup.assignment` is what this
+    member has to do now, and from where: read each of these source partitions again from its position.
+    """
+
+
 class ForkError(RuntimeError):
     """A producer made before fork() is used in the child process."""

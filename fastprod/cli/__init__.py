@@ -11,8 +11,10 @@ from importlib import import_module
 
 MISSING = "the fastprod command needs click and rich: pip install 'fastprod[cli]'"
 COMMANDS = {  # name -> module:command
+    "bundles": "fastprod.cli.bundles:bundles",
     "demo": "fastprod.cli.export:demo",
     "export": "fastprod.cli.export:export",
+    "group": "fastprod.cli.group:group",
     "partitioners": "fastprod.cli.partitioners:partitioners",
     "perf": "fastprod.cli.perf:perf",
     "priority": "fastprod.cli.priority:priority",
