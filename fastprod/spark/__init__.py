@@ -17,11 +17,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fastprod.bundles import BundleMap
-from fastprod.spark import _bundles, _columns, _plan
+from fastprod.spark import _bundles, _columns, _export, _plan
 from fastprod.spark._check import CheckError
+from fastprod.spark._files import SourceError, TextOptions, given_schema
 from fastprod.spark._once import claim
 from fastprod.spark._priority import check_name, refusal
 from fastprod.spark._rows import PartitionWriter
+from fastprod.spark._shape import Shape
 from fastprod.spark._sink import BUCKET, ExportError, Sink
 from fastprod.spark._worker import (
     CLAIM,
@@ -42,8 +44,10 @@ __all__ = [
     "ExportError",
     "ExportReport",
     "PartitionReport",
+    "SourceError",
     "TaskReport",
     "bucketed",
+    "export",
     "partition_writer",
     "register",
     "write",
@@ -192,6 +196,112 @@ def write(
         reports = _run(df.select(*columns, BUCKET) if sink.bucketed else df.select(*columns), sink)
     told = (TaskReport.from_json(row.report) for row in reports)
     return ExportReport.of(told, time.monotonic() - start, spread)
+
+
+def export(
+    spark: SparkSession,
+    source: Any,
+    topic: str,
+    config: Mapping[str, Any],
+    *,
+    value: Any = None,
+    key: Any = None,
+    headers: str | Sequence[str] | None = None,
+    timestamp: str | None = None,
+    columns: Sequence[str] | None = None,
+    where: Any = None,
+    exactly_once: bool = False,
+    job_id: str | None = None,
+    format: str | None = None,
+    schema: Any = None,
+    csv: Mapping[str, Any] | None = None,
+    filesystem: Any = None,
+    splits: int | None = None,
+    split_bytes: int | None = None,
+    marker_topic: str | None = None,
+    check: bool = True,
+) -> ExportReport:
+    """Writes files to Kafka, read by the Python workers, and waits until every record is acknowledged.
+
+        report = export(spark, "s3://lake/orders", "orders", {"bootstrap.servers": "kafka:9092"}, key="customer")
+
+    Spark plans, distributes and retries; no row passes the JVM. All files are listed, and looked into, before anything
+    is sent: one that is missing, empty, damaged, or whose columns differ from the others' is named. Tasks then get
+    splits of about equally many bytes. A split is read, filtered, encoded and sent some thousand rows at a time; a task
+    fails when a row cannot be written or is not acknowledged, with the file, the part of it and the row in the error.
+    Nobody may change the files meanwhile: that is found, and fails the task.
+
+    With exactly_once each split is one Kafka transaction with a marker in it, named by `job_id` and the split's number.
+    However often a task, or the job with the same `job_id`, runs again, on whatever cluster, readers with
+    isolation.level=read_committed see its rows once. Files are noted with their sizes and times before the first task
+    starts; a run that finds others under the same `job_id` is refused, and they are named. What is committed is not
+    read again.
+
+    Args:
+        spark: a session, classic or of Spark Connect.
+        source: a path, folder, glob or URI, or a list of these; folders are read with all below them, but for names
+            that begin with "_" or ".". Folders `day=2026-11-17` below the source give a column `day`.
+        topic: where to.
+        config: of the producer, as for fastprod.Producer. Passwords in it stay out of Spark's logs and of the report.
+        value: what becomes of a row: an encoder of fastprod.encoding, `Json()` unless given, or the name of a column
+            whose bytes or text are the value.
+        key: the same for keys; None for none.
+        headers: columns that become headers, each named after its column; or the name of a column that has lists or
+            maps of headers.
+        timestamp: the column that has the records' timestamps.
+        columns: of all columns those that the value is made of.
+        where: rows to take: a condition such as "amount > 10 AND country = 'DE'", or a pyarrow expression. Row groups
+            and folders that cannot hold such rows are not read.
+        exactly_once: a transaction for each split, instead of at least once.
+        job_id: the name of this export for exactly_once; a job that is submitted again keeps it.
+        format: parquet, orc, arrow, csv or json, where the names of files do not tell.
+        schema: of CSV, whose columns are text unless named here, and of JSON lines, which are else read twice to learn
+            it; a pyarrow.Schema or a mapping from names to types. Also for columns that folders give.
+        csv: options of pyarrow's CSV reader, such as {"delimiter": ";"}.
+        filesystem: a pyarrow.fs.FileSystem for paths that are none of URIs and local ones.
+        splits: about how many; else as many as make sense for the cores. Each is a task.
+        split_bytes: instead, how large. With exactly_once the first run decides, and later ones keep to it.
+        marker_topic, check: as for `write`.
+
+    Raises:
+        SourceError, ValueError, TypeError: the files, or an argument; nothing was sent.
+        CheckError: brokers do not answer, the topic is missing or this client may not write to it; nothing was sent.
+    """
+    if not isinstance(exactly_once, bool):
+        raise TypeError(f"exactly_once is True or False for files, not {exactly_once!r}")
+    if exactly_once and not job_id:
+        raise ValueError("exactly_once needs a job_id: a name for this export that stays when it is submitted again")
+    for name, number in (("splits", splits), ("split_bytes", split_bytes)):
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+            raise ValueError(f"{name} is a number from 1 on, not {number!r}")
+    if splits is not None and split_bytes is not None:
+        raise ValueError("give splits or split_bytes, not both")
+    if not topic:
+        raise ValueError("no topic: give topic='...'")
+    shape = Shape.of(value, key, headers, timestamp, columns)
+    order = _export.Order(
+        source,
+        shape,
+        format,
+        filesystem,
+        TextOptions(dict(csv or {}), given_schema(schema)),
+        where,
+        splits,
+        split_bytes,
+    )
+    remote = type(spark).__module__.startswith("pyspark.sql.connect.")
+    sink = _plan.sink(
+        topic,
+        config,
+        exactly_once="task" if exactly_once else None,
+        job_id=job_id,
+        marker_topic=marker_topic,
+        check=check and not remote,
+    )
+    if sink.job is not None and str(spark.conf.get("spark.speculation", "false")).lower() == "true":
+        raise ValueError(NO_SPECULATION)
+    cores = None if remote else int(spark.sparkContext.defaultParallelism)
+    return _export.run(spark, order, sink, remote=remote, cores=cores)
 
 
 def _look_through(df: DataFrame, sink: Sink, *, priorities: bool) -> None:

@@ -116,6 +116,13 @@ class Task:
         if receipt.failed:
             raise self._failure()
 
+    def submit(self, block: _bulk.Block) -> None:
+        """Hands records over that are ready."""
+        runtime = self.producer._open()
+        receipt = runtime.receipt(self.topic, self.receipt(self.topic))
+        runtime.submit(receipt, *block)
+        self.produced(self.topic, receipt)
+
     def check(self) -> None:
         """The same for the records of all calls."""
         if any(receipt.failed for receipt in self._open):
@@ -231,8 +238,13 @@ def _once(
     try:
         with output.group() as group:
             marker = output.committed(group)
-            task = Task(producer, output.sink.single, report, Fingerprint())
+            named = output.sink.named
+            task = Task(producer, output.sink.single, report, None if named else Fingerprint())
             task.writes = marker is None
+            if marker is not None and named:
+                output.skip(marker, report)
+                report.end()
+                return report
             if task.writes:
                 producer.begin_transaction()
             for part in parts:
@@ -240,8 +252,8 @@ def _once(
                 task.check()
             if given is not None:
                 given.check_end(may_stop=may_stop)
-            assert task.rows is not None
             if marker is not None:
+                assert task.rows is not None
                 output.compare(marker, task.rows, report)
             else:
                 task.finish()
@@ -265,9 +277,7 @@ def _once(
 
 def write_batches(sink: Sink, batches: Iterable[pa.RecordBatch]) -> TaskReport:
     """Writes a Spark partition that comes as Arrow batches."""
-
-    held = Held(sink.config)
-    topic = sink.single
+    send = sender(sink)
 
     def hand_over(task: Task, batch: pa.RecordBatch) -> None:
         if sink.bucketed:
@@ -275,6 +285,17 @@ def write_batches(sink: Sink, batches: Iterable[pa.RecordBatch]) -> TaskReport:
         check_topics(batch, sink.topic)
         if sink.priority is not None:
             batch = placed(batch, sink)
+        send(task, batch)
+
+    return in_task(sink, (batch for batch in batches if batch.num_rows), hand_over)
+
+
+def sender(sink: Sink) -> Callable[[Task, pa.RecordBatch], None]:
+    """A function that hands a batch of records over, whose memory is nobody's but the task's to change."""
+    held = Held(sink.config)
+    topic = sink.single
+
+    def send(task: Task, batch: pa.RecordBatch) -> None:
         blocks = _bulk.blocks_of_batches(_bulk.checked_batches(batch, topic), topic is None)
         if not task.look(blocks):
             return
@@ -282,12 +303,12 @@ def write_batches(sink: Sink, batches: Iterable[pa.RecordBatch]) -> TaskReport:
             receipt = task.producer.produce_arrow(batch, topic, receipt=task.receipt(topic))
             task.produced(topic, receipt)
         else:
-            # Spark's reader has made the batch and nobody else has it, but what is watched is foreign memory for Arrow.
+            # A reader has made the batch and nobody else has it, but what is watched is foreign memory for Arrow.
             receipt = task.producer.produce_arrow(_bulk.Vouched(held.watched(batch)), topic)
             task.produced(topic, receipt)
             held.add(receipt, batch.nbytes, task.check)
 
-    return in_task(sink, (batch for batch in batches if batch.num_rows), hand_over)
+    return send
 
 
 def report_batches(sink: Sink, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

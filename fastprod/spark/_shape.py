@@ -1,0 +1,223 @@
+"""What becomes of a row: which columns make its value, key, headers and timestamp.
+
+    batch of any columns -> Shape.send() -> values and keys encoded in C, or columns as they are -> the producer
+
+An encoder (fastprod.encoding) makes bytes of whole rows; the name of a column takes its bytes, or its text, as they
+are. A row that cannot be encoded fails the task before anything of its batch is sent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from fastprod import _bulk
+from fastprod._core._columns import Column
+from fastprod.spark._sink import ExportError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from fastprod.spark._worker import Task
+
+__all__ = ["Shape"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Made on the driver, pickled to the executors once `resolved`."""
+
+    value: Any
+    """An encoder, or the name of a column."""
+    key: Any = None
+    headers: str | tuple[str, ...] | None = None
+    """Names of columns, each a header of that name; or the name of one that has lists or maps of headers."""
+    timestamp: str | None = None
+    columns: tuple[str, ...] | None = None
+    """Columns that the encoder of values is given; None for all."""
+
+    @classmethod
+    def of(cls, value: Any, key: Any, headers: Any, timestamp: Any, columns: Any) -> Shape:
+        """Checked as far as it can be without columns."""
+        for name, given in (("value", value), ("key", key)):
+            if (
+                not isinstance(given, str)
+                and not hasattr(given, "encode_column")
+                and (name == "value" or given is not None)
+            ):
+                raise TypeError(f"{name} is an encoder such as Json(), or the name of a column, not {given!r}")
+        if timestamp is not None and not isinstance(timestamp, str):
+            raise TypeError(f"timestamp is the name of a column, not {timestamp!r}")
+        if isinstance(columns, str):
+            raise TypeError(f"columns is a list of names, [{columns!r}], not a string")
+        if columns is not None and not columns:
+            raise ValueError("columns names none; leave it out to take all")
+        if columns is not None and isinstance(value, str) and [value] != list(columns):
+            raise ValueError(f"columns has no effect with value={value!r}, which is one column")
+        several = headers if headers is None or isinstance(headers, str) else tuple(headers)
+        return cls(value, key, several or None, timestamp, None if columns is None else tuple(columns))
+
+    @property
+    def encodes(self) -> bool:
+        return not isinstance(self.value, str) or not isinstance(self.key, (str, type(None)))
+
+    def named(self) -> dict[str, str]:
+        """The columns that are named, and by which argument."""
+        headers = (self.headers,) if isinstance(self.headers, str) else self.headers or ()
+        found = dict.fromkeys(self.columns or (), "columns") | dict.fromkeys(headers, "headers")
+        for argument, name in (("timestamp", self.timestamp), ("key", self.key), ("value", self.value)):
+            if isinstance(name, str):
+                found[name] = argument
+        return found
+
+    def needed(self, schema: pa.Schema) -> list[str]:
+        """Columns that must be read. Raises ValueError for one that is not there."""
+        for name, argument in self.named().items():
+            if name not in schema.names:
+                raise ValueError(
+                    f"{argument} names {name!r}, but the columns are {', '.join(schema.names)}. Nothing was sent"
+                )
+        whole = self.columns is None and self.encodes
+        return [name for name in schema.names if whole or name in self.named()]
+
+    def resolved(self, schema: pa.Schema) -> Shape:
+        """With encoders that need nobody any more: a registry is asked here, once, on the driver.
+
+        Raises TypeError or ValueError if rows of this schema cannot be written.
+        """
+        import pyarrow as pa
+
+        def settle(part: Any, given: pa.Schema) -> Any:
+            if isinstance(part, (str, type(None))):
+                return part
+            part = part.resolve(given) if hasattr(part, "resolve") else part
+            part.check(given)
+            return part
+
+        own = schema if self.columns is None else pa.schema([schema.field(name) for name in self.columns])
+        made = replace(self, value=settle(self.value, own), key=settle(self.key, schema))
+        made._plain(_no_rows(schema))
+        return made
+
+    def identity(self) -> dict[str, str]:
+        """A short name for each argument, the same for the same; for exactly once."""
+        parts = {"value": self.value, "key": self.key, "headers": self.headers, "timestamp": self.timestamp}
+        return {name: digest(_state(part)) for name, part in {**parts, "columns": self.columns}.items()}
+
+    def sender(
+        self, send: Callable[[Task, pa.RecordBatch], None]
+    ) -> Callable[[Task, pa.RecordBatch, Callable[[int | None], str]], None]:
+        """A function that hands rows over; `send` takes those that need no encoder. It is told how to name a row."""
+
+        def plain(task: Task, batch: pa.RecordBatch, place: Callable[[int | None], str]) -> None:
+            try:
+                records = self._plain(batch)
+            except (ValueError, TypeError) as problem:
+                raise ExportError(f"{place(None)}: {problem}. Nothing of these rows was sent") from problem
+            send(task, records)
+
+        def encoded(task: Task, batch: pa.RecordBatch, place: Callable[[int | None], str]) -> None:
+            block = self.block(batch, place)
+            if task.look([block]):
+                task.submit(block)
+
+        return encoded if self.encodes else plain
+
+    def _plain(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The columns that producers know; nulls stand for what an encoder will make."""
+        import pyarrow as pa
+
+        made = {"value": pa.nulls(batch.num_rows), "key": pa.nulls(batch.num_rows)}
+        for name, given in (("value", self.value), ("key", self.key)):
+            if isinstance(given, str):
+                made[name] = text_of(batch.column(given), given, name)
+        if isinstance(self.headers, str):
+            made["headers"] = batch.column(self.headers)
+        elif self.headers:
+            made["headers"] = _headers(batch, self.headers)
+        if self.timestamp is not None:
+            made["timestamp"] = _times(batch.column(self.timestamp), self.timestamp)
+        if self.key is None:
+            del made["key"]
+        records = pa.RecordBatch.from_pydict(made)
+        _bulk.checked_batches(records, "")
+        return records
+
+    def block(self, batch: pa.RecordBatch, place: Callable[[int | None], str]) -> _bulk.Block:
+        """The records of a batch. Raises ExportError for the first row that cannot be one, and then nothing is sent."""
+        made = {}
+        try:
+            (rest,) = _bulk.blocks_of_batches(_bulk.checked_batches(self._plain(batch), ""), False)
+            for number, (name, part) in enumerate((("value", self.value), ("key", self.key))):
+                given = batch if number or self.columns is None else batch.select(list(self.columns))
+                encoded = not isinstance(part, (str, type(None)))
+                made[name] = column = part.encode_column(given, name) if encoded else rest[number]
+                for row, problem in column.bad.items():
+                    raise ExportError(f"{place(row)}: {name} {problem}. Nothing of these rows was sent")
+        except (ValueError, TypeError) as problem:
+            raise ExportError(f"{place(None)}: {problem}. Nothing of these rows was sent") from problem
+        value: Column = made["value"]
+        # Copied: what is encoded is then free again at once, and buffer.memory counts all there is.
+        return (value, made["key"], None, rest[3], rest[4], rest[5], False)
+
+
+def text_of(column: pa.Array, name: str, argument: str) -> pa.Array:
+    """A column as bytes or text, as Spark would cast it where both agree."""
+    import pyarrow as pa
+
+    known = pa.types
+    kind = column.type.value_type if known.is_dictionary(column.type) else column.type
+    if known.is_integer(kind) or known.is_boolean(kind) or known.is_date(kind) or known.is_decimal(kind):
+        column = column.dictionary_decode() if known.is_dictionary(column.type) else column
+        return column.cast(pa.string())
+    ready = (known.is_string, known.is_large_string, known.is_string_view, known.is_null)
+    ready += (known.is_binary, known.is_large_binary, known.is_binary_view, known.is_fixed_size_binary)
+    if not any(fits(kind) for fits in ready):
+        raise TypeError(
+            f"{argument} names {name!r}, which is {kind}: only text, binary, whole numbers, decimals, dates and "
+            f"booleans are bytes of a record by themselves; use an encoder, as in {argument}=Json(columns=[{name!r}])"
+        )
+    return column
+
+
+def _times(column: pa.Array, name: str) -> pa.Array:
+    import pyarrow as pa
+
+    if pa.types.is_date(column.type):
+        return column.cast(pa.timestamp("ms"))
+    if not pa.types.is_timestamp(column.type) and not pa.types.is_integer(column.type):
+        raise TypeError(f"timestamp names {name!r}, which is {column.type}, not a time or milliseconds since 1970")
+    return column
+
+
+def _headers(batch: pa.RecordBatch, names: Sequence[str]) -> pa.Array:
+    """Lists of key and value, a header for each of the columns."""
+    import numpy as np
+    import pyarrow as pa
+
+    rows, width = batch.num_rows, len(names)
+    values = pa.concat_arrays([text_of(batch.column(name), name, "headers").cast(pa.binary()) for name in names])
+    order = pa.array(np.arange(rows * width).reshape(width, rows).T.ravel())  # columns one by one become rows
+    keys = pa.DictionaryArray.from_arrays(pa.array(np.tile(np.arange(width, dtype="int32"), rows)), list(names))
+    pairs = pa.StructArray.from_arrays([keys, values.take(order)], names=["key", "value"])
+    return pa.ListArray.from_arrays(pa.array(np.arange(0, rows * width + 1, width, dtype="int32")), pairs)
+
+
+def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    return pa.RecordBatch.from_arrays([pa.nulls(0, one.type) for one in schema], schema=schema)
+
+
+def _state(part: Any) -> str:
+    """What an argument is, in a text that is the same for the same."""
+    if isinstance(part, (str, tuple, type(None))):
+        return repr(part)
+    state = part.__getstate__()
+    return f"{type(part).__qualname__} {sorted(state.items()) if isinstance(state, dict) else state!r}"
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
