@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fastprod.bundles import BundleMap
+from fastprod.encoding import Encoder, Json
 from fastprod.spark import _bundles, _columns, _export, _plan
 from fastprod.spark._check import CheckError
 from fastprod.spark._files import SourceError, TextOptions, given_schema
@@ -57,6 +58,7 @@ ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 UNCOUNTED = "2147483647"  # this value of BYTES, and no other, makes Spark 4 stop adding up a batch's bytes at every row
 CHUNK = 10_000  # rows of an RDD handed over at once
+JSON = Json()
 BUCKETS = 64  # a task of some seconds each for millions of rows, and work for as many cores
 
 _lock = threading.Lock()
@@ -204,8 +206,8 @@ def export(
     topic: str,
     config: Mapping[str, Any],
     *,
-    value: Any = None,
-    key: Any = None,
+    value: Encoder | str = JSON,
+    key: Encoder | str | None = None,
     headers: str | Sequence[str] | None = None,
     timestamp: str | None = None,
     columns: Sequence[str] | None = None,

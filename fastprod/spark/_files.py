@@ -415,18 +415,42 @@ def looked(listing: Listing, text: TextOptions, learnt: Mapping[str, pa.Schema] 
 
 
 def _look_parquet(system: FileSystem, file: File, text: TextOptions) -> Contents:
-    import pyarrow.parquet as pq
+    from fastprod.spark._reading import open_parquet
 
-    with system.open_input_file(file.path) as opened, pq.ParquetFile(opened) as found:
+    with system.open_input_file(file.path) as opened, open_parquet(opened) as found:
         known = found.metadata
         groups = [known.row_group(number) for number in range(known.num_row_groups)]
         sizes = [max(1, group.total_byte_size) for group in groups]
         share = file.size / sum(sizes) if sizes else 0.0  # on disk they are compressed
         return Contents(
-            found.schema_arrow.remove_metadata(),
+            _instants(found),
             tuple(max(1, int(size * share)) for size in sizes),
             tuple(group.num_rows for group in groups),
         )
+
+
+def _instants(found: Any) -> pa.Schema:
+    """The columns of a Parquet file. INT96, which Spark writes, is an instant there, but has no zone for Arrow."""
+    import pyarrow as pa
+
+    known = found.metadata.schema
+    leaves = (known.column(number).physical_type for number in range(len(known)))
+
+    def told(kind: pa.DataType) -> pa.DataType:
+        """The type with zones; takes its columns, which come in the same order, from `leaves`."""
+        if pa.types.is_struct(kind):
+            return pa.struct([pa.field(one.name, told(one.type)) for one in kind])
+        if pa.types.is_map(kind):
+            key = told(kind.key_type)
+            return pa.map_(key, told(kind.item_type))
+        if pa.types.is_list(kind):
+            return pa.list_(told(kind.value_type))
+        return pa.timestamp("us", "UTC") if next(leaves) == "INT96" else kind
+
+    schema = found.schema_arrow.remove_metadata()
+    if all(known.column(number).physical_type != "INT96" for number in range(len(known))):
+        return schema
+    return pa.schema([pa.field(one.name, told(one.type)) for one in schema])
 
 
 def _look_orc(system: FileSystem, file: File, text: TextOptions) -> Contents:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow.fs import FileSystem
 
-__all__ = ["Reader", "Rows", "learnt_json", "mask_of", "open_csv"]
+__all__ = ["Reader", "Rows", "learnt_json", "mask_of", "open_csv", "open_parquet"]
 
 MOST_ROWS = 16_384  # of a batch
 MOST_BYTES = 8 << 20  # of a batch, about
@@ -154,12 +154,10 @@ class Reader:
             yield from read(system, piece, wanted)
 
     def _parquet(self, system: FileSystem, piece: Piece, wanted: list[str]) -> Iterator[Any]:
-        import pyarrow.parquet as pq
-
         path = piece.file.path
         # Far away a few large requests are better than many small ones; a row group at a time is in memory either way.
         far = system.type_name != "local"
-        with system.open_input_file(path) as opened, pq.ParquetFile(opened, pre_buffer=far) as found:
+        with system.open_input_file(path) as opened, open_parquet(opened, far) as found:
             numbers = range(piece.first, piece.first + len(piece.rows))
             useful = self._useful(found, system, piece, numbers)
             for number, rows in zip(numbers, piece.rows, strict=True):
@@ -249,6 +247,13 @@ class Reader:
             )
             with reader as found:
                 yield "", None, found
+
+
+def open_parquet(opened: Any, far: bool = False) -> Any:
+    """A Parquet file. Times of INT96 beyond the year 2262 have no room in nanoseconds, Arrow's choice for them."""
+    import pyarrow.parquet as pq
+
+    return pq.ParquetFile(opened, pre_buffer=far, coerce_int96_timestamp_unit="us")
 
 
 def _fields(opened: Any, wanted: list[str]) -> Any:

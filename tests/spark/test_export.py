@@ -15,7 +15,8 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from fastprod._core._columns import Column
-from fastprod.spark import CheckError, SourceError, export
+from fastprod.encoding import Json
+from fastprod.spark import CheckError, export
 
 ROWS = 20_000
 
@@ -124,6 +125,36 @@ def test_every_row_of_every_format_arrives_once(spark, kafka_cluster, topic, tmp
 # ---- columns
 
 
+@pytest.mark.parametrize("times", ["INT96", "TIMESTAMP_MICROS"])
+def test_what_spark_has_written_becomes_the_json_that_spark_writes(
+    spark, kafka_cluster, topic, tmp_path, times
+) -> None:
+    kafka_cluster.create_topic(topic, 3)
+    spark.conf.set("spark.sql.parquet.outputTimestampType", times)
+    source = str(tmp_path / "data")
+    try:
+        spark.range(0, 1000, 1, 3).selectExpr(
+            "id",
+            "cast(id AS decimal(12, 3)) / 7 AS share",
+            "timestamp_micros(id * 20000000123456) AS at",
+            "if(id % 3 = 0, null, named_struct('t', timestamp_seconds(id), 'x', array(id, null))) AS deep",
+            "array(timestamp_seconds(id)) AS times",
+            "map('k', timestamp_seconds(id)) AS named",
+            "date_add(DATE'2000-02-28', cast(id AS int)) AS day",
+            "cast(id AS double) / 3 AS third",
+            "cast(id AS float) AS narrow",
+            "id % 2 = 0 AS even",
+            "encode(concat('ü', id), 'UTF-8') AS raw",
+        ).write.partitionBy("even").parquet(source)
+    finally:
+        spark.conf.unset("spark.sql.parquet.outputTimestampType")
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    export(spark, source, topic, settings(kafka_cluster), value=Json(timezone=zone))
+    theirs = [row.value for row in spark.read.parquet(source).selectExpr("to_json(struct(*)) AS value").collect()]
+    ours = [message.value().decode() for message in read_back(kafka_cluster, topic)]
+    assert sorted(ours) == sorted(theirs)
+
+
 def test_folders_give_columns_as_spark_reads_them(spark, kafka_cluster, topic, tmp_path) -> None:
     kafka_cluster.create_topic(topic, 3)
     places = [("day=2026-11-17", "hour=07", 1), ("day=2026-11-18", "hour=__HIVE_DEFAULT_PARTITION__", 2)]
@@ -160,7 +191,7 @@ def test_folders_give_columns_as_spark_reads_them(spark, kafka_cluster, topic, t
 def test_a_condition_takes_the_rows_that_spark_takes(spark, kafka_cluster, topic, tmp_path, where) -> None:
     kafka_cluster.create_topic(topic, 3)
     pq.write_table(table(rows=5000), tmp_path / "a.parquet", row_group_size=1000)
-    report = export(spark, tmp_path, topic, settings(kafka_cluster), value=Plain(), where=where)
+    report = export(spark, tmp_path, topic, settings(kafka_cluster), where=where)
     expected = [row.id for row in spark.read.parquet(str(tmp_path)).where(where).orderBy("id").collect()]
     assert [row["id"] for row in rows_of(kafka_cluster, topic)] == expected
     assert report.records == len(expected)
@@ -183,7 +214,7 @@ def test_an_arrow_expression_chosen_columns_and_what_becomes_of_them(spark, kafk
         headers=["id", "name"],
         timestamp="at",
         columns=["amount"],
-        where=pc.field("id") == 7 + pc.scalar(0),
+        where=pc.field("id") == 7,
     )
     (message,) = read_back(kafka_cluster, topic)
     assert report.records == 1
@@ -296,7 +327,7 @@ def test_what_is_not_there_or_has_no_rows_to_it(spark, kafka_cluster, topic, tmp
     told(tmp_path, r"there is no column 'nothing'", where="nothing = 1")
     told(tmp_path, r"columns names 'nothing', but the columns are id, name, amount", columns=["nothing"])
     told(tmp_path, r"key names 'amount', which is double", key="amount")
-    told("gopher://host/x.parquet", r"Arrow knows no file system 'gopher'")
+    told("gopher://host/x.parquet", r"gopher")
     (tmp_path / "_delta_log").mkdir()
     told(tmp_path, r"is a Delta table: only its log says which of the files count")
     (tmp_path / "_delta_log").rmdir()
@@ -379,7 +410,9 @@ def test_splits_hold_each_part_once_and_about_as_many_bytes(tmp_path) -> None:
     total = sum(sum(known.weights) for known in survey.contents.values())
     for count in (1, 2, 5, 13):
         splits = _files.divided(listing.files, survey.contents, total / count)
-        parts = [(piece.file.name, piece.first + n) for split in splits for piece in split for n in range(len(piece.rows))]
+        parts = [
+            (piece.file.name, piece.first + n) for split in splits for piece in split for n in range(len(piece.rows))
+        ]
         assert parts == [
             (file.name, n) for file in listing.files for n in range(len(survey.contents[file.name].weights))
         ]
