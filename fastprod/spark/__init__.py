@@ -72,6 +72,10 @@ def write(
     topic: str | None = None,
     config: Mapping[str, Any] | None = None,
     *,
+    value: Encoder | str | None = None,
+    key: Encoder | str | None = None,
+    headers: str | Sequence[str] | None = None,
+    timestamp: str | None = None,
     priority: str | None = None,
     max_priority: int | None = None,
     exactly_once: str | None = None,
@@ -91,6 +95,12 @@ def write(
     spark.sql.caseSensitive says otherwise. `topic` beats the column of that name. A column `topic`
     that may hold nulls is looked through before anything is sent, which reads it twice; `coalesce(topic, '...')`
     cannot be null and saves that.
+
+    With `value`, rows have whatever columns they have, and Python workers make records of them: an encoder of
+    fastprod.encoding, as Json() or Avro(...), makes values of whole rows, in C. `key`, `headers` and `timestamp` then
+    say what the rest is. What cannot be encoded by its type is refused before anything is sent; a row that cannot be,
+    by its value, fails its task with the row in the error, and nothing of its Arrow batch is sent. A schema registry is
+    asked once, here.
 
     With `priority`, the name of a column of integers, `topic` is a logical one, and a row of priority 2 goes to the
     Kafka topic `<topic>-2`, as with fastprod.priority.PriorityProducer. A priority that is null or not from 0 to
@@ -131,6 +141,8 @@ def write(
         df: the rows to write.
         topic: where to, unless the column `topic` says so.
         config: of the producer, as for fastprod.Producer. Passwords in it stay out of Spark's logs and of the report.
+        value: an encoder that makes values of rows, or the name of a column; None for a column `value`, as in Spark.
+        key, headers, timestamp: with `value`, as for `export`.
         priority: the column that has the rows' levels, 0 the lowest.
         max_priority: how many levels there are; may also be `max.priority` in the config.
         exactly_once: "task" or "bucket" for a transaction per Spark partition or bucket; None for at least once.
@@ -162,7 +174,16 @@ def write(
     if batch_rows is not None and not 1 <= batch_rows <= 10_000_000:
         raise ValueError(f"batch_rows is a number of rows from 1 to 10,000,000, or None, not {batch_rows}")
     check_name(priority)
-    df, priority = _columns.named(df, topic, priority)
+    shape = None
+    if value is not None:
+        for name, given in (("priority", priority), ("bundles", bundles)):
+            if given is not None:
+                raise ValueError(f"{name} does not go with value: make the columns of Spark's sink for it")
+        shape, df = _shaped(df, topic, Shape.of(value, key, headers, timestamp, None))
+    elif key is not None or headers is not None or timestamp is not None:
+        raise ValueError("key, headers and timestamp have no effect without value; columns of these names have")
+    else:
+        df, priority = _columns.named(df, topic, priority)
     rows = df  # as they are, before buckets make a shuffle of them
     start = time.monotonic()
     spread: dict[str, int] = {}
@@ -175,7 +196,8 @@ def write(
             exactly_once = "bucket"  # a task is what the bundles make it, not what Spark's splits do
     elif exactly_once == "bucket":
         if buckets is not None or bucket_by is not None or BUCKET not in df.columns:
-            df = bucketed(df, BUCKETS if buckets is None else buckets, bucket_by)
+            by = bucket_by if shape is None or bucket_by is not None else _plan.hashable(df.schema)
+            df = bucketed(df, BUCKETS if buckets is None else buckets, by)
     elif buckets is not None or bucket_by is not None:
         raise ValueError('buckets and bucket_by have no effect without exactly_once="bucket"')
     sink = _plan.plan(
@@ -189,15 +211,30 @@ def write(
         check=check and not _is_remote(df),
         priority=priority,
         max_priority=max_priority,
+        shaped=shape is not None,
     )
     if sink.job is not None and str(df.sparkSession.conf.get("spark.speculation", "false")).lower() == "true":
         raise ValueError(NO_SPECULATION)
-    _look_through(rows, sink, priorities=check)
-    columns = [_plan.quoted(name) for name in _plan.used_columns(df.schema, topic, priority)]
+    if shape is None:
+        _look_through(rows, sink, priorities=check)
+        columns = [_plan.quoted(name) for name in _plan.used_columns(df.schema, topic, priority)]
+        df = df.select(*columns, BUCKET) if sink.bucketed else df.select(*columns)
     with batches_of(batch_rows, df.sparkSession):
-        reports = _run(df.select(*columns, BUCKET) if sink.bucketed else df.select(*columns), sink)
+        reports = _run(df, sink, shape)
     told = (TaskReport.from_json(row.report) for row in reports)
     return ExportReport.of(told, time.monotonic() - start, spread)
+
+
+def _shaped(df: DataFrame, topic: str | None, shape: Shape) -> tuple[Shape, DataFrame]:
+    """The shape, checked against the columns and with encoders resolved, and the columns that it needs."""
+    if topic is None:
+        raise ValueError("no topic: rows that are encoded need topic='...'")
+    data = [name for name in df.columns if name != BUCKET]
+    schema = _columns.arrow_schema(df.select(*map(_plan.quoted, data)).schema)
+    needed = shape.needed(schema)
+    kept = [*needed, BUCKET] if BUCKET in df.columns else needed
+    shape = shape.resolved(_export.chosen(schema, needed))
+    return shape, df if kept == df.columns else df.select(*map(_plan.quoted, kept))
 
 
 def export(
@@ -341,7 +378,7 @@ def bucketed(df: DataFrame, buckets: int = BUCKETS, bucket_by: Sequence[str] | N
     return _plan.bucketed(df, buckets, bucket_by)
 
 
-def _run(rows: DataFrame, sink: Sink) -> list[Any]:
+def _run(rows: DataFrame, sink: Sink, shape: Shape | None = None) -> list[Any]:
     """Runs the job, for exactly once after its name is claimed, and returns a report for each Spark partition."""
     remote = _is_remote(rows)
     if sink.job is not None and sink.partitions is None and remote:
@@ -351,10 +388,10 @@ def _run(rows: DataFrame, sink: Sink) -> list[Any]:
         sink = _claim_there(rows.sparkSession, sink) if remote else claim(sink)
 
     def run(batches: Iterable[Any]) -> Iterator[Any]:
-        return report_batches(sink, batches)
+        return report_batches(sink, batches, shape)
 
     if sink.job is not None and sink.partitions is None:
-        return _run_claiming(rows, sink)
+        return _run_claiming(rows, sink, shape)
     reports = rows.mapInArrow(run, "report string").collect()
     if sink.job is None:
         return reports
@@ -374,13 +411,13 @@ def _checked(reports: list[Any], sink: Sink) -> list[Any]:
     return reports
 
 
-def _run_claiming(rows: DataFrame, sink: Sink) -> list[Any]:
+def _run_claiming(rows: DataFrame, sink: Sink, shape: Shape | None) -> list[Any]:
     """The same where only the query itself knows how many partitions it will have."""
     spark = rows.sparkSession
     pending = replace(sink, claim=PENDING)
 
     def run(batches: Iterable[Any]) -> Iterator[Any]:
-        return report_batches(pending, batches)
+        return report_batches(pending, batches, shape)
 
     job = rows.mapInArrow(run, "report string")
     # Adaptive execution runs the shuffles for the answer, and collect() uses them again. Spark tells tasks the

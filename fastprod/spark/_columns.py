@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-__all__ = ["COLUMNS", "fields", "lowered", "matches", "named", "schema_of"]
+__all__ = ["COLUMNS", "arrow_schema", "fields", "lowered", "matches", "named", "schema_of"]
 
 COLUMNS = ("key", "value", "topic", "partition", "headers", "timestamp")
 SENSITIVE = "spark.sql.caseSensitive"
@@ -52,6 +52,27 @@ def named(df: DataFrame, topic: str | None, priority: str | None = None) -> tupl
         if name != known:
             df = df.withColumnRenamed(name, known)
     return df, priority
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The columns as Spark hands them to Python. Raises TypeError for one of a type that it cannot."""
+    import pyarrow as pa
+    from pyspark.errors import PySparkException
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    fields = []
+    for part in schema:
+        try:
+            fields.append(pa.field(part.name, to_arrow_type(part.dataType)))
+        except PySparkException as problem:
+            raise TypeError(
+                f"column {part.name!r} is {part.dataType.simpleString()}, which Spark does not hand to Python: "
+                f"{problem}"
+            ) from None
+    doubled = {name for name in schema.names if schema.names.count(name) > 1}
+    if doubled:
+        raise ValueError(f"there is more than one column {min(doubled)!r}; rename or drop one")
+    return pa.schema(fields)
 
 
 def schema_of(schema: StructType, topic: str | None, priority: str | None = None) -> tuple[StructType, dict[str, str]]:

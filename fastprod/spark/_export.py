@@ -92,7 +92,7 @@ def run(
     listing = _there(spark, remote, lambda: _files.listed(source, form, system))
     learnt = _learnt(spark, listing, text)
     survey = _there(spark, remote, lambda: surveyed(listing, text, where, learnt))
-    shape = order.shape.resolved(_chosen(survey.schema, order.shape.needed(survey.schema)))
+    shape = order.shape.resolved(chosen(survey.schema, order.shape.needed(survey.schema)))
     reader = _reader(survey, shape, order.text)
     size = _split_bytes(order, survey.size, cores)
     how = {**shape.identity(), "where": digest(str(survey.where)), "schema": digest(str(order.text))}
@@ -223,7 +223,7 @@ def _pruned(listing: Listing, folders: pa.Schema, schema: pa.Schema, where: Any)
     return replace(listing, files=tuple(listing.files[number] for number in kept))
 
 
-def _chosen(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
+def chosen(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
     import pyarrow as pa
 
     return pa.schema([schema.field(name) for name in names])
@@ -238,7 +238,7 @@ def _reader(survey: Survey, shape: Shape, text: TextOptions) -> Reader:
     own = [name for name in survey.schema.names if name not in survey.folders.names]
     if not wanted & set(own):
         wanted |= set(own[:1])  # else nobody could count the rows
-    read = _chosen(survey.schema, [name for name in survey.schema.names if name in wanted])
+    read = chosen(survey.schema, [name for name in survey.schema.names if name in wanted])
     return Reader(survey.listing.systems, read, survey.folders, tuple(names), survey.where, text)
 
 
@@ -246,7 +246,7 @@ def _uses(survey: Survey, name: str) -> bool:
     """Whether the condition looks at a column: Arrow does not tell, but cannot do without it."""
     import pyarrow as pa
 
-    rest = _chosen(survey.schema, [one for one in survey.schema.names if one != name])
+    rest = chosen(survey.schema, [one for one in survey.schema.names if one != name])
     try:
         mask_of(pa.RecordBatch.from_arrays([pa.nulls(0, one.type) for one in rest], schema=rest), survey.where)
     except pa.ArrowException:

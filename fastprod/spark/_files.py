@@ -265,7 +265,8 @@ def _reached(uri: str, scheme: str) -> tuple[FileSystem, str]:
 
     shown = re.sub(r"//[^/@]*@", "//", uri)
     try:
-        return FileSystem.from_uri(re.sub("^s3[an]:", "s3:", uri))
+        known: tuple[FileSystem, str] = FileSystem.from_uri(re.sub("^s3[an]:", "s3:", uri))
+        return known
     except pa.ArrowInvalid as problem:
         if "Unrecognized filesystem type" not in str(problem):
             raise SourceError(f"{shown}: {str(problem).replace(uri, shown)}. Nothing was sent") from None
@@ -578,7 +579,7 @@ def _with_folders(schema: pa.Schema, folders: pa.Schema) -> pa.Schema:
 
 def same_kind(one: pa.DataType, other: pa.DataType) -> bool:
     """Whether values are the same, in whatever layout: string and large_string, plain and dictionary."""
-    return _plain_kind(one) == _plain_kind(other)
+    return bool(_plain_kind(one) == _plain_kind(other))
 
 
 def _plain_kind(kind: pa.DataType) -> Any:

@@ -47,7 +47,7 @@ from fastprod import _positions
 from fastprod._core._fingerprint import Fingerprint
 from fastprod.producer import Producer
 from fastprod.spark._priority import LevelProducer
-from fastprod.spark._sink import MARKERS, ExportError, Sink
+from fastprod.spark._sink import FILES, MARKERS, ExportError, Sink
 from fastprod.spark.report import TaskReport
 
 __all__ = ["Once", "check_all", "claim", "earlier", "is_fenced", "noted", "with_transactions"]
@@ -236,7 +236,8 @@ def _compare(sink: Sink, marker: Marker, so_far: str) -> None:
             f"{about} went to {_a_topic(marker.get('topic'))} in an earlier run, and would go to "
             f"{_a_topic(sink.target)} now; {so_far}. Take another job_id for another topic"
         )
-    if marker.get("layout") != sink.layout and sink.named:
+    before = str(marker.get("layout"))
+    if before != sink.layout and (sink.named or before.startswith(FILES)):
         raise ValueError(
             f"{about} was another export in an earlier run: of other files, or by write() instead of export(); "
             f"{so_far}. Run it as before; another job_id writes all again"
@@ -246,22 +247,22 @@ def _compare(sink: Sink, marker: Marker, so_far: str) -> None:
             f"{about} divided its rows by {marker.get('layout')} in an earlier run, and would by {sink.layout} now: "
             f"some would be lost and some doubled; {so_far}. Run it as before; another job_id writes all again"
         )
-    before, now = marker.get("partitions"), sink.partitions
-    if before != now and None in (before, now):
+    had, now = marker.get("partitions"), sink.partitions
+    if had != now and None in (had, now):
         raise ValueError(
             f"{about} was written by the data source in one run and by write() or partition_writer() in another: "
             "without buckets the data source does not know its partitions, so they cannot be compared; "
             f"{so_far}. Run it as before; another job_id writes all again"
         )
-    if before != now:
+    if had != now:
         remedy = (
-            f"Run it with buckets={before}"
+            f"Run it with buckets={had}"
             if sink.bucketed
-            else f"Run it with {before} partitions again (the same cores, input and settings), or use "
+            else f"Run it with {had} partitions again (the same cores, input and settings), or use "
             'exactly_once="bucket", which does not depend on them, from the first run on'
         )
         raise ValueError(
-            f"{about} had {before} partitions in an earlier run and has {now} now: rows would be in other partitions, "
+            f"{about} had {had} partitions in an earlier run and has {now} now: rows would be in other partitions, "
             f"some lost and some doubled; {so_far}. {remedy}. Under another job_id everything is written again"
         )
 

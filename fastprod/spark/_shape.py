@@ -147,20 +147,19 @@ class Shape:
 
     def block(self, batch: pa.RecordBatch, place: Callable[[int | None], str]) -> _bulk.Block:
         """The records of a batch. Raises ExportError for the first row that cannot be one, and then nothing is sent."""
-        made = {}
+        made: dict[str, Column] = {}
         try:
             (rest,) = _bulk.blocks_of_batches(_bulk.checked_batches(self._plain(batch), ""), False)
-            for number, (name, part) in enumerate((("value", self.value), ("key", self.key))):
-                given = batch if number or self.columns is None else batch.select(list(self.columns))
+            for name, part, ready in (("value", self.value, rest[0]), ("key", self.key, rest[1])):
+                given = batch if name == "key" or self.columns is None else batch.select(list(self.columns))
                 encoded = not isinstance(part, (str, type(None)))
-                made[name] = column = part.encode_column(given, name) if encoded else rest[number]
-                for row, problem in column.bad.items():
+                made[name] = part.encode_column(given, name) if encoded else ready
+                for row, problem in made[name].bad.items():
                     raise ExportError(f"{place(row)}: {name} {problem}. Nothing of these rows was sent")
         except (ValueError, TypeError) as problem:
             raise ExportError(f"{place(None)}: {problem}. Nothing of these rows was sent") from problem
-        value: Column = made["value"]
         # Copied: what is encoded is then free again at once, and buffer.memory counts all there is.
-        return (value, made["key"], None, rest[3], rest[4], rest[5], False)
+        return (made["value"], made["key"], None, rest[3], rest[4], rest[5], False)
 
 
 def text_of(column: pa.Array, name: str, argument: str) -> pa.Array:
@@ -172,9 +171,9 @@ def text_of(column: pa.Array, name: str, argument: str) -> pa.Array:
     if known.is_integer(kind) or known.is_boolean(kind) or known.is_date(kind) or known.is_decimal(kind):
         column = column.dictionary_decode() if known.is_dictionary(column.type) else column
         return column.cast(pa.string())
-    ready = (known.is_string, known.is_large_string, known.is_string_view, known.is_null)
-    ready += (known.is_binary, known.is_large_binary, known.is_binary_view, known.is_fixed_size_binary)
-    if not any(fits(kind) for fits in ready):
+    text = (known.is_string, known.is_large_string, known.is_string_view, known.is_null)
+    binary = (known.is_binary, known.is_large_binary, known.is_binary_view, known.is_fixed_size_binary)
+    if not any(fits(kind) for fits in (*text, *binary)):
         raise TypeError(
             f"{argument} names {name!r}, which is {kind}: only text, binary, whole numbers, decimals, dates and "
             f"booleans are bytes of a record by themselves; use an encoder, as in {argument}=Json(columns=[{name!r}])"

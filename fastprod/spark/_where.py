@@ -256,8 +256,8 @@ class _Parser:
             fields = list(fits[0].type) if pa.types.is_struct(fits[0].type) else []
         kind = found[-1].type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        names = tuple(one.name for one in found)
-        return Column(pc.field(names if len(names) > 1 else names[0]), kind, ".".join(names))
+        steps = tuple(one.name for one in found)
+        return Column(pc.field(steps if len(steps) > 1 else steps[0]), kind, ".".join(steps))
 
     def _column(self, operand: Column | Literal, at: int) -> Column:
         if isinstance(operand, Literal):

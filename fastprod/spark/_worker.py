@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from pyspark import TaskContext
 
     from fastprod._core._runtime import Receipt
+    from fastprod.spark._shape import Shape
 
 __all__ = ["NO_SPECULATION", "ExportError", "Sink", "Task", "in_task", "report_batches", "write_batches"]
 
@@ -275,8 +276,10 @@ def _once(
         end(producer)  # which aborts the transaction of a failed attempt
 
 
-def write_batches(sink: Sink, batches: Iterable[pa.RecordBatch]) -> TaskReport:
-    """Writes a Spark partition that comes as Arrow batches."""
+def write_batches(sink: Sink, batches: Iterable[pa.RecordBatch], shape: Shape | None = None) -> TaskReport:
+    """Writes a Spark partition that comes as Arrow batches; with a shape, of whatever columns."""
+    if shape is not None:
+        return _write_shaped(sink, batches, shape)
     send = sender(sink)
 
     def hand_over(task: Task, batch: pa.RecordBatch) -> None:
@@ -286,6 +289,26 @@ def write_batches(sink: Sink, batches: Iterable[pa.RecordBatch]) -> TaskReport:
         if sink.priority is not None:
             batch = placed(batch, sink)
         send(task, batch)
+
+    return in_task(sink, (batch for batch in batches if batch.num_rows), hand_over)
+
+
+def _write_shaped(sink: Sink, batches: Iterable[pa.RecordBatch], shape: Shape) -> TaskReport:
+    hand = shape.sender(sender(sink))
+    before = 0
+
+    def hand_over(task: Task, batch: pa.RecordBatch) -> None:
+        nonlocal before
+        if sink.bucketed:
+            batch = without_bucket(batch, task.report.task)
+
+        def place(row: int | None = None) -> str:
+            where = f"Spark partition {task.report.task}, "
+            last = f"s {before:,} to {before + batch.num_rows - 1:,}" if row is None else f" {before + row:,}"
+            return f"{where}row{last}"
+
+        hand(task, batch, place)
+        before += batch.num_rows
 
     return in_task(sink, (batch for batch in batches if batch.num_rows), hand_over)
 
@@ -311,11 +334,13 @@ def sender(sink: Sink) -> Callable[[Task, pa.RecordBatch], None]:
     return send
 
 
-def report_batches(sink: Sink, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def report_batches(
+    sink: Sink, batches: Iterable[pa.RecordBatch], shape: Shape | None = None
+) -> Iterator[pa.RecordBatch]:
     """`write_batches` as mapInArrow wants it: one row with the report."""
     import pyarrow as pa
 
-    yield pa.record_batch({"report": pa.array([write_batches(sink, batches).to_json()])})
+    yield pa.record_batch({"report": pa.array([write_batches(sink, batches, shape).to_json()])})
 
 
 def report_none(sink: Sink, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

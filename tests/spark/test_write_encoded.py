@@ -1,0 +1,99 @@
+"""DataFrames of whatever columns, encoded in the Python workers, by `write` and by the data source."""
+
+import json
+
+import pytest
+from conftest import settled
+from test_export import Picky, read_back, settings
+
+from fastprod.encoding import Json
+from fastprod.spark import write
+
+ROWS = 3000
+
+
+def orders(spark, partitions=3):
+    return spark.range(0, ROWS, 1, partitions).selectExpr(
+        "id",
+        "concat('customer-', id % 10) AS customer",
+        "cast(id AS decimal(10, 2)) AS amount",
+        "timestamp_seconds(id) AS placed",
+        "map('k', id) AS more",
+        "if(id % 2 = 0, null, array(named_struct('x', id))) AS deep",
+    )
+
+
+def test_values_are_those_of_to_json(spark, kafka_cluster, topic) -> None:
+    kafka_cluster.create_topic(topic, 3)
+    rows = orders(spark)
+    value = Json(timezone=spark.conf.get("spark.sql.session.timeZone"))
+    report = write(
+        rows, topic, settings(kafka_cluster), value=value, key="customer", headers=["id"], timestamp="placed"
+    )
+    assert (report.records, report.failed) == (ROWS, 0)
+    found = read_back(kafka_cluster, topic)
+    theirs = [row.value for row in rows.selectExpr("to_json(struct(*)) AS value").collect()]
+    assert sorted(message.value().decode() for message in found) == sorted(theirs)
+    for message in found:
+        row = json.loads(message.value())
+        assert message.key().decode() == row["customer"]
+        assert message.headers() == [("id", b"%d" % row["id"])]
+        assert message.timestamp()[1] == row["id"] * 1000
+
+
+def test_a_key_of_several_columns(spark, kafka_cluster, topic) -> None:
+    kafka_cluster.create_topic(topic, 3)
+    key = Json(columns=["customer", "id"])
+    write(orders(spark), topic, settings(kafka_cluster), value=Json(exclude=["more"]), key=key)
+    for message in read_back(kafka_cluster, topic):
+        row = json.loads(message.value())
+        assert json.loads(message.key()) == {"customer": row["customer"], "id": row["id"]}
+        assert "more" not in row
+
+
+@pytest.mark.parametrize("once", ["task", "bucket"])
+def test_exactly_once_compares_what_was_encoded(spark, kafka_cluster, topic, once) -> None:
+    kafka_cluster.create_topic(topic, 3)
+    rows = spark.range(0, ROWS, 1, 4).selectExpr("id AS number")
+    named = {"exactly_once": once, "job_id": topic, **({"buckets": 4} if once == "bucket" else {})}
+
+    def run(value):
+        return write(rows, topic, settings(kafka_cluster), value=value, **named)
+
+    assert run(Json()).skipped == 0
+    assert run(Json()).skipped == 4
+    with pytest.raises(Exception, match="holds other rows than those committed under this name"):
+        run("number")
+    found = [json.loads(message.value())["number"] for message in read_back(kafka_cluster, topic)]
+    assert sorted(found) == list(range(ROWS))
+
+
+def test_a_column_alone_is_the_value(spark, kafka_cluster, topic) -> None:
+    kafka_cluster.create_topic(topic, 3)
+    write(spark.range(0, ROWS, 1, 4), topic, settings(kafka_cluster), value="id", exactly_once="task", job_id=topic)
+    found = settled(kafka_cluster, topic, ROWS)
+    assert found.clean, str(found)
+
+
+def test_a_row_that_cannot_be_encoded_is_named(spark, kafka_cluster, topic) -> None:
+    kafka_cluster.create_topic(topic, 3)
+    with pytest.raises(Exception, match=r"Spark partition 1, row 500: value 1500 is not wanted"):
+        write(orders(spark), topic, settings(kafka_cluster), value=Picky(1500))
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"value": Json(), "key": "nothing"}, "key names 'nothing', but the columns are id"),
+        ({"value": Json(columns=["nothing"])}, "nothing"),
+        ({"value": "more"}, "value names 'more', which is map"),
+        ({"value": 7}, "value is an encoder such as Json"),
+        ({"key": "id"}, "no effect without value"),
+        ({"value": Json(), "priority": "id", "max_priority": 2}, "priority does not go with value"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_sent(spark, kafka_cluster, topic, options, match) -> None:
+    kafka_cluster.create_topic(topic, 3)
+    with pytest.raises((ValueError, TypeError), match=match):
+        write(orders(spark), topic, settings(kafka_cluster), **options)
+    assert read_back(kafka_cluster, topic) == []
