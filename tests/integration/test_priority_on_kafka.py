@@ -150,7 +150,7 @@ def test_the_experiments(kafka_cluster: KafkaCluster, tmp_path: Path) -> None:
     assert list(found) == ["no-priority", "priority", "wave"]
     none, levels, wave = found.values()
     assert max(none["all_s"]) < 1.2 * min(none["all_s"]) + 0.5, "all at the same rate"
-    # How much sooner depends on how fast brokers answer the fetches of each level: test_priority_levels.py has the rule.
+    # How much sooner depends on how fast brokers answer each level's fetches: test_priority_levels.py has the rule.
     assert levels["all_s"][2] < levels["all_s"][0], "the highest drains first"
     assert len(wave["waves_s"]) == 1
     assert wave["all_s"][2] > wave["waves_s"][0]

@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from programs import run, started, wait_until
 
-from fastprod.cli.perf_spark import OURS, RIVALS
+from fastprod.cli._spark_loads import OURS, RIVALS
 from fastprod.testing import KafkaCluster
 
 DEFAULTS, TUNED = RIVALS["spark-sink"]

@@ -8,8 +8,9 @@ import sys
 import pytest
 from click.testing import CliRunner, Result
 
-from fastprod.cli import _load, main, perf_spark
-from fastprod.cli.perf_spark import OURS, RIVALS, Job, Round
+from fastprod.cli import _load, _spark_figures, _spark_loads, main, perf_spark
+from fastprod.cli._spark_loads import OURS, RIVALS
+from fastprod.cli.perf_spark import Job, Round
 from fastprod.testing import MockCluster
 
 DEFAULTS, TUNED = RIVALS["spark-sink"]
@@ -25,6 +26,8 @@ def perf_spark_command(*arguments: str) -> Result:
     [
         (["--compare", "flink"], "unknown contender 'flink'; known: write, spark-sink, foreach, hand-over, once"),
         (["--compare", "foreach,"], "unknown contender ''"),
+        (["--topics", "20", "--compare", "foreach"], "unknown contender 'foreach'; known: plain, spark-sink"),
+        (["--topics", "1"], "not in the range"),
         (["--num-records", "many"], "'many' is not a valid integer"),
         (["--num-records", "0"], "not in the range"),
         (["--cores", "0"], "not in the range"),
@@ -118,7 +121,7 @@ def test_without_java_for_spark():
 
 def test_what_the_sink_is_given(monkeypatch):
     given = []
-    monkeypatch.setattr(perf_spark, "_sink", lambda df, topic, options: given.append(options))
+    monkeypatch.setattr(_spark_loads, "_sink", lambda df, topic, options: given.append(options))
     conf = _load.full_configuration({"bootstrap.servers": "b:1", "linger.ms": 7, "sticky.batch.size": 5000})
     DEFAULTS.send(None, "t", conf)
     TUNED.send(None, "t", conf)
@@ -130,7 +133,8 @@ def test_what_the_sink_is_given(monkeypatch):
 
 
 def job(*done: Round) -> Job:
-    return Job("t", {}, 1000, 10, 2, 2, 1, 2, [OURS, *{one.way: 0 for one in done if one.way is not OURS}], list(done))
+    ways = [OURS, *{one.way: 0 for one in done if one.way is not OURS}]
+    return Job("t", {}, 1000, 10, 2, 2, 1, 2, ways, done=list(done))
 
 
 def test_ratios_are_taken_round_by_round():
@@ -180,10 +184,10 @@ def test_cpu_of_a_process_and_all_that_it_started():
     child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True)
     try:
         child.stdout.readline()  # its child works no more, and another has ended
-        processes = perf_spark._processes()
+        processes = _spark_figures.running_processes()
         assert processes[child.pid][0] == os.getpid()
-        assert perf_spark._cpu_below(child.pid, processes) >= 0.5
-        clock = perf_spark._Clock(child.pid, broker_is_ours=False)
+        assert _spark_figures.cpu_below(child.pid, processes) >= 0.5
+        clock = _spark_figures.Clock(child.pid, broker_is_ours=False)
         clock.start()
         seconds, cpu, broker = clock.stop()
         assert seconds > 0
