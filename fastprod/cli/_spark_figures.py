@@ -103,10 +103,10 @@ def most_connections(bootstrap: str) -> Iterator[list[int]]:
 
     def watch() -> None:
         most = -1
-        while True:
+        last = False
+        while not last:
+            last = done.wait(LOOK_S)
             most = max(most, _connections(ports))
-            if done.wait(LOOK_S):
-                break
         if most >= 0:
             found.append(most)
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fastprod.cli import _load, _spark_figures, _spark_loads, main, perf_spark
-from fastprod.cli._spark_loads import OURS, RIVALS
+from fastprod.cli._spark_loads import OURS, RIVALS, TOPICS
 from fastprod.cli.perf_spark import Job, Round
 from fastprod.testing import MockCluster
 
@@ -196,3 +197,43 @@ def test_cpu_of_a_process_and_all_that_it_started():
     finally:
         os.killpg(child.pid, 9)
         child.communicate()
+
+
+# ---- many topics
+
+
+def test_figures_of_many_topics_are_shown_only_for_them():
+    (plain,) = TOPICS.rivals["plain"]
+    done = [
+        Round(TOPICS.ours, 1, 1000, 1.0, None, None, 1.1, 300.0, 2),
+        Round(plain, 1, 1000, 2.0, None, None, 1.9, 20.0, None),
+    ]
+    ours, other = perf_spark._summarise(done, TOPICS)
+    assert ours["task_ratio"] == {"median": 1.1, "min": 1.1, "max": 1.1}
+    assert (ours["records_per_batch"]["median"], ours["connections"]["median"]) == (300, 2)
+    assert other["connections"] is None
+    assert other["throughput_ratio"]["median"] == 2
+    (values,) = perf_spark._summarise([Round(OURS, 1, 1000, 1.0, None, None)])
+    assert "task_ratio" not in values
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_connections_of_other_processes_are_counted():
+    program = """if True:
+        import socket, sys
+        kept = [socket.create_connection(("127.0.0.1", int(sys.argv[1]))) for _ in range(3)]
+        print(flush=True)
+        sys.stdin.read()
+    """
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        own = socket.create_connection(("127.0.0.1", port))
+        child = subprocess.Popen(
+            [sys.executable, "-c", program, str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        with _spark_figures.most_connections(f"127.0.0.1:{port},localhost:1") as found:
+            child.stdout.readline()
+            assert found == []
+        child.communicate()
+        own.close()
+    assert found == [3]
