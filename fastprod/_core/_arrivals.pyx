@@ -9,6 +9,8 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport strerror
 from posix.unistd cimport close, dup
 
+from confluent_kafka import Message
+
 from fastprod._core._rdkafka cimport *
 from fastprod._core._rdkafka cimport api as rdkafka
 
@@ -26,7 +28,18 @@ cdef extern from * nogil:
         (void)opaque; (void)errstr; (void)errstr_size;
         return fp_conf_init(conf);
     }
+
+    /* A method without arguments as the function behind it, or NULL. */
+    static PyCFunction fp_plain_method(PyObject *descriptor) {
+        PyMethodDef *method;
+        if (Py_TYPE(descriptor) != &PyMethodDescr_Type)
+            return NULL;
+        method = ((PyMethodDescrObject *)descriptor)->d_method;
+        return method->ml_flags & METH_NOARGS ? method->ml_meth : NULL;
+    }
     """
+    ctypedef object (*method_t "PyCFunction")(object, void*)
+    method_t fp_plain_method(object descriptor)
     void* fp_get_cradle()
     void fp_set_cradle(void*)
 
@@ -100,3 +113,19 @@ def announce(make, int descriptor):
             "librdkafka did not load fastprod's hook; does this confluent-kafka support plugin.library.paths?"
         )
     return consumer
+
+
+cdef method_t error_of = fp_plain_method(Message.error)
+
+
+def any_error(list messages):
+    """Whether any of these confluent_kafka.Message objects is an error: asked of every record that a poll brings."""
+    for message in messages:
+        # The function behind the method does not look at the type.
+        if error_of != NULL and type(message) is Message:
+            error = error_of(message, NULL)
+        else:
+            error = message.error()
+        if error is not None:
+            return True
+    return False

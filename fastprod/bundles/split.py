@@ -15,13 +15,12 @@ together, the cut is one further: it always parts what it was meant to part.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, overload
 
 from fastprod.bundles.load import BundleLoad, Load, TopicLoad
-from fastprod.bundles.map import LAST, BundleMap, _checked, hash_position, hash_positions
+from fastprod.bundles.map import LAST, BundleMap, _checked, hash_position, hash_positions, whole
 
 TOLERANCE = 0.1  # over the limits before flow_or_qps_equally_divide splits: Pulsar's default
 

@@ -76,19 +76,22 @@ def shown(conf: Mapping[str, Any]) -> dict[str, Any]:
     return {name: "***" if SECRET.search(name) else value for name, value in sorted(conf.items())}
 
 
-def real_broker(topic: str, partitions: int) -> Any:
-    """An Apache Kafka of one broker that forgets old records before it fills the machine's memory."""
+def real_broker(topic: str | None, partitions: int) -> Any:
+    """An Apache Kafka of one broker that forgets old records before it fills the machine's memory.
+
+    Without a topic it keeps what it has until it is told to forget it.
+    """
     from fastprod.testing import KafkaCluster
 
     kept = ROOM // partitions
     config = {
-        "log.retention.bytes": kept,
+        "log.retention.bytes": -1 if topic is None else kept,
         "log.segment.bytes": max(kept // 4, MEGABYTE),
         "log.retention.check.interval.ms": 1000,
         "log.segment.delete.delay.ms": 1000,
     }
     try:
-        return KafkaCluster(topics={topic: partitions}, config=config)
+        return KafkaCluster(topics={} if topic is None else {topic: partitions}, config=config)
     except (KafkaException, RuntimeError, ValueError) as problem:  # no Java or Kafka among them
         raise Failure(str(problem), 2) from None
 

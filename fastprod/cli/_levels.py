@@ -94,10 +94,16 @@ def _with(
 
         with CapacityBurstConsumer(_reading(config, topic), LEVELS, POLL) as consumer:
             consumer.subscribe([topic])
+            # All levels start at the same time: each joins a group of its own, and looks up where its partitions begin,
+            # in which any of them may be half a second late. A record of each partition shows that it is done.
+            for level in range(LEVELS):
+                send(level, PARTITIONS)
+            come = 0
             deadline = time.monotonic() + PATIENCE_S
-            # All levels start at the same time: each joins a group of its own.
-            while len(consumer.assignment()) < PARTITIONS * LEVELS and time.monotonic() < deadline:
-                consumer.poll(0.1)
+            while come < PARTITIONS * LEVELS:
+                come += sum(message.error() is None for message in consumer.poll(0.1))
+                if time.monotonic() > deadline:
+                    raise Stuck(f"{come} of {PARTITIONS * LEVELS} first records came within {PATIENCE_S:g} s")
             for level in range(LEVELS):
                 send(level, amount - late if level == LEVELS - 1 else amount)
             _process(found, lambda: consumer.poll(1.0), consumer.priority_of, pause_s, advance, look)

@@ -684,40 +684,47 @@ class Target:
         self.leaders: dict[int, int] = {}
 
     def open(self, partitions: int) -> None:
-        """Finds the topic, or creates it with so many partitions."""
-        self._look()
-        if not self.partitions:
-            self._create(partitions)
+        """Finds the topics, or creates them with so many partitions."""
+        missing = self._look()
+        if missing:
+            self._create(missing, partitions)
             deadline = time.monotonic() + ANSWER_S
-            while not self.partitions:
+            while missing:
                 if time.monotonic() > deadline:
-                    raise Unreachable(f"topic {self.topic!r} was created at {self.address} but has no leaders")
+                    raise Unreachable(f"topic {missing[0]!r} was created at {self.address} but has no leaders")
                 time.sleep(0.05)
-                self._look()
+                missing = self._look()
 
-    def _look(self) -> None:
+    def _look(self) -> list[str]:
+        """Takes the partitions and leaders of the topic; returns the topics that have none yet."""
         try:
-            found = self._admin.list_topics(timeout=CONNECT_S).topics.get(self.topic)
+            topics = self._admin.list_topics(timeout=CONNECT_S).topics
         except KafkaException as error:
             self._admin.poll(0)
             reason = self._troubles[0].str() if self._troubles else error.args[0].str()
             raise Unreachable(f"no broker answers at {self.address} within {CONNECT_S:g} s ({reason})") from None
-        self.leaders = {} if found is None else {number: part.leader for number, part in found.partitions.items()}
-        self.partitions = len(self.leaders) if min(self.leaders.values(), default=-1) >= 0 else 0
 
-    def _create(self, partitions: int) -> None:
+        def leaders(topic: str) -> dict[int, int]:
+            found = topics.get(topic)
+            return {} if found is None else {number: part.leader for number, part in found.partitions.items()}
+
+        self.leaders = leaders(self.topic)
+        self.partitions = len(self.leaders) if min(self.leaders.values(), default=-1) >= 0 else 0
+        return [topic for topic in (self.topic, *self.others) if min(leaders(topic).values(), default=-1) < 0]
+
+    def _create(self, topics: Sequence[str], partitions: int) -> None:
         # The broker's own replication factor.
         order = self._admin.create_topics(
-            [NewTopic(self.topic, partitions, -1)], request_timeout=ANSWER_S, operation_timeout=ANSWER_S
+            [NewTopic(topic, partitions, -1) for topic in topics], request_timeout=ANSWER_S, operation_timeout=ANSWER_S
         )
-        try:
-            order[self.topic].result()
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise Unreachable(
-                    f"there is no topic {self.topic!r} at {self.address}, and creating it failed "
-                    f"({error.args[0].str()})"
-                ) from None
+        for topic, answer in order.items():
+            try:
+                answer.result()
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                    raise Unreachable(
+                        f"there is no topic {topic!r} at {self.address}, and creating it failed ({error.args[0].str()})"
+                    ) from None
 
     def delete(self) -> None:
         """Removes the topic; whether that worked, nobody waits to see."""
@@ -730,6 +737,16 @@ class Target:
     def ends(self) -> dict[int, int]:
         """Per partition the offset that comes next: what was ever written."""
         return {partition: offset for (_, partition), offset in self._ends([self.topic]).items()}
+
+    def ends_of_all(self) -> dict[tuple[str, int], int]:
+        """The same for all topics."""
+        return self._ends([self.topic, *self.others])
+
+    def forget(self) -> None:
+        """Has the brokers drop all records that they have now, so that their memory does not fill."""
+        places = [TopicPartition(topic, partition, end) for (topic, partition), end in self.ends_of_all().items()]
+        for answer in self._admin.delete_records(places, request_timeout=ANSWER_S).values():
+            answer.exception(ANSWER_S)
 
     def _ends(self, topics: Sequence[str]) -> dict[tuple[str, int], int]:
         end = OffsetSpec.latest()  # type: ignore[no-untyped-call]

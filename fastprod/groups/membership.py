@@ -19,6 +19,7 @@ broker takes a negative generation or an empty member id for a client without a 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import warnings
@@ -97,6 +98,8 @@ class Membership:
         self._fatal: KafkaError | None = None
         self._missing_since: float | None = None
         self._interrupted = False  # a poll was, and the group has to be joined anew
+        self._closing = False
+        self._static = instance_id is not None
         name = config.get("client.id", "fastprod")
         own = {
             "client.id": f"{time.time_ns():020d}-{name}",  # what a member's id begins with: see above
@@ -221,16 +224,40 @@ class Membership:
     def close(self) -> None:
         """Leaves the group at once; a member with an instance_id keeps its place until its session is over."""
         self.member = None
-        # librdkafka 2.16 was seen to wait for ever for its own answer to unassign(), called while it closes.
-        closing = threading.Thread(target=self.consumer.close, name="fastprod group leaves", daemon=True)
-        closing.start()
-        closing.join(self._session_timeout_ms / 1e3 + CLOSE_S)
-        if closing.is_alive():
+        self._closing = True
+        leaving = threading.Thread(target=self._leave, name="fastprod group leaves", daemon=True)
+        leaving.start()
+        leaving.join(self._session_timeout_ms / 1e3 + CLOSE_S)
+        if leaving.is_alive():
             warnings.warn("librdkafka did not leave the group in time: its session ends by itself", RuntimeWarning, 2)
+
+    def _leave(self) -> None:
+        """Closes the consumer when no rebalance is under way any more.
+
+        librdkafka tells of a rebalance also when the group has been closed meanwhile, and then drops, without an
+        answer, the assign() that has to follow: close() never returns. So the group is left first. A static member
+        must not do that, or it would lose its place; it hears of what is under way, as far as it has come.
+        """
+        until = time.monotonic() + CLOSE_S
+        try:
+            if not self._static:
+                self.consumer.unsubscribe()
+            self.consumer.poll(0.0)
+            while not self._static and self._is_member() and time.monotonic() < until:
+                self.consumer.poll(0.01)
+        except (KafkaException, RuntimeError):
+            pass  # a fatal error: there is nothing to leave
+        with contextlib.suppress(KafkaException, RuntimeError):
+            self.consumer.close()
+
+    def _is_member(self) -> bool:
+        return bool(self.consumer.assignment() or _positions.member_of(self.consumer.consumer_group_metadata()).id)
 
     # ---- librdkafka's callbacks, on the thread that polls
 
     def _assigned(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+        if self._closing:  # confluent-kafka assigns by itself what a callback does not
+            return
         self.member = _positions.member_of(consumer.consumer_group_metadata())
         self._changed("assigned", places)
         wanted = [TopicPartition(place.topic, place.partition, 0) for place in places]

@@ -75,6 +75,8 @@ class CapacityBurst:
         self.reserved = _checked_distribution(distributor, max_priority, max_poll_records)
         self.maxout_threshold = maxout_threshold
         self._counts = [deque([0] * history, maxlen=history) for _ in range(max_priority)]
+        # How many of these reached the reserved capacity.
+        self._reached = [history if not own else 0 for own in self.reserved]
 
     def capacities(self) -> list[int]:
         bursting = self.bursting()
@@ -85,15 +87,15 @@ class CapacityBurst:
 
     def bursting(self) -> int | None:
         """The level that may borrow now, if any."""
-        for level in reversed(range(len(self.reserved))):
-            reached = sum(count >= self.reserved[level] for count in self._counts[level])
-            if reached >= self.maxout_threshold:
+        for level in range(len(self.reserved) - 1, -1, -1):
+            if self._reached[level] >= self.maxout_threshold:
                 return level
         return None
 
     def observe(self, counts: Sequence[int]) -> None:
         _check_counts(counts, len(self.reserved))
-        for seen, count in zip(self._counts, counts, strict=True):
+        for level, (seen, own, count) in enumerate(zip(self._counts, self.reserved, counts, strict=True)):
+            self._reached[level] += (count >= own) - (seen[0] >= own)
             seen.append(count)
 
     def _unused(self, level: int) -> int:
@@ -218,7 +220,10 @@ def _check_records(max_poll_records: int, least: int) -> None:
 
 
 def _check_counts(counts: Sequence[int], levels: int) -> None:
-    if len(counts) != levels or any(not _is_whole(count) or count < 0 for count in counts):
+    right = len(counts) == levels
+    for count in counts:
+        right = right and _is_whole(count) and count >= 0
+    if not right:
         raise ValueError(f"observe() wants the records of {levels} levels, from level 0 up, not {counts!r}")
 
 

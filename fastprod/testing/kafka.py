@@ -18,6 +18,7 @@ import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -52,6 +53,7 @@ MAX_BROKERS = 4
 CONTROLLER_ID = 100
 START_S = 300.0  # a cluster that is not up by then never will be, even where many programs share the CPUs
 ANSWER_S = 60.0  # the same for a request to a running one
+BATCH_HEAD = 61  # bytes before the records of a batch
 ROOM = 2 << 30  # bytes that a memory-backed folder must have free to be used
 QUICK_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto")  # short-lived or idle programs
 MECHANISM = "SCRAM-SHA-512"
@@ -319,6 +321,28 @@ class KafkaCluster(Cluster):
             for broker in brokers:  # the thread ends early if one of them is killed
                 with suppress(RuntimeError, ValueError):
                     self.resume(broker)
+
+    def batches(self, topic: str, since: Mapping[int, int] | None = None) -> list[int]:
+        """How many records each batch in the logs of a topic holds, as the brokers have stored them.
+
+        `since` has an offset for partitions of which only later batches count. Batches of control records, which end
+        transactions, are among them; a copy on a second broker is not counted again.
+        """
+        self._require(topic)
+        found: list[int] = []
+        seen: set[tuple[int, int]] = set()
+        for number in self.brokers:
+            for folder in (self._node(number).folder / "data").glob(f"{topic}-*"):
+                partition = folder.name.rpartition("-")[2]
+                if folder.name != f"{topic}-{partition}" or not partition.isdigit():
+                    continue
+                first = (since or {}).get(int(partition), 0)
+                for log in sorted(folder.glob("*.log")):
+                    for offset, records in _batches(log):
+                        if offset >= first and (int(partition), offset) not in seen:
+                            seen.add((int(partition), offset))
+                            found.append(records)
+        return found
 
     def log_of(self, broker: int) -> str:
         """What a broker has logged so far: warnings and errors."""
@@ -616,6 +640,20 @@ class KafkaCluster(Cluster):
 def find_kafka() -> tuple[str, str]:
     """The path of java and the class path of Kafka, or KafkaUnavailable."""
     return java_program(), str(kafka_jars() / "*")
+
+
+def _batches(log: Path) -> Iterator[tuple[int, int]]:
+    """First offset and number of records of each batch in a segment (Kafka's record batches, version 2)."""
+    try:
+        with log.open("rb") as file:
+            while len(head := file.read(BATCH_HEAD)) == BATCH_HEAD:
+                offset, size, records = *struct.unpack_from(">qi", head), struct.unpack_from(">i", head, 57)[0]
+                if size <= 0:
+                    return  # room that the broker has set aside
+                yield offset, records
+                file.seek(size + 12 - BATCH_HEAD, os.SEEK_CUR)
+    except FileNotFoundError:  # deleted meanwhile
+        return
 
 
 def _is_stopped(pid: int) -> bool:

@@ -115,6 +115,24 @@ def test_records_of_aborted_transactions_are_seen_only_on_request(kafka_cluster:
 # topics
 
 
+def test_the_sizes_of_stored_batches(three_brokers: KafkaCluster, topic: str) -> None:
+    three_brokers.create_topic(topic, 2)
+    three_brokers.create_topic(f"{topic}-1")  # whose folders begin alike
+    client = producer(three_brokers)
+    for value in (b"a", b"b", b"c"):  # each is answered before the next is sent
+        assert send(client, topic, value, partition=1) is None
+    assert send(client, f"{topic}-1", b"other") is None
+    assert three_brokers.batches(topic) == [1, 1, 1]
+    assert three_brokers.batches(topic, {1: 1}) == [1, 1]
+    assert three_brokers.batches(f"{topic}-1") == [1]
+    for number in range(500):
+        client.produce(topic, b"%d" % number, partition=0)
+    client.flush()
+    assert sum(three_brokers.batches(topic, {1: 3})) == 500
+    with pytest.raises(ValueError, match="no topic 'nowhere'"):
+        three_brokers.batches("nowhere")
+
+
 def test_a_topic_gets_its_config(kafka_cluster: KafkaCluster, topic: str) -> None:
     kafka_cluster.create_topic(topic, config={"retention.ms": 123456, "unclean.leader.election.enable": True})
     admin = AdminClient({"bootstrap.servers": kafka_cluster.bootstrap_servers})

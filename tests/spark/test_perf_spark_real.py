@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from programs import run, started, wait_until
 
-from fastprod.cli.perf_spark import OURS, RIVALS
+from fastprod.cli._spark_loads import OURS, RIVALS, TOPICS
 from fastprod.testing import KafkaCluster
 
 DEFAULTS, TUNED = RIVALS["spark-sink"]
@@ -154,3 +154,23 @@ def test_ctrl_c_leaves_whole_rounds_and_no_process(kafka_cluster, topic):
     assert report["interrupted"] is True
     assert len(report["rounds"]) >= 2
     assert {(one["client"], one["records"]) for one in report["rounds"]} == {("fastprod", 1000), ("foreach", 200)}
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("sink_available")
+def test_many_topics_of_very_different_sizes(topic):
+    done = perf_spark(
+        "--topics", "7", "-t", topic, "--num-records", "4000", "--rounds", "1", "--warmup", "0", "--tasks", "3",
+        "--format", "json",
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    assert report["load"]["topics"] == 7
+    assert report["cluster"]["partitions"] == 3
+    ways = [TOPICS.ours, *(way for rivals in TOPICS.rivals.values() for way in rivals)]
+    assert [row["call"] for row in report["summary"]] == [way.call for way in ways]
+    for one in report["rounds"]:
+        assert one["records"] == 4000
+        assert one["task_ratio"] >= 1
+        assert 1 <= one["records_per_batch"] <= 4000
+        assert (one["connections"] or 0) >= 1 or sys.platform != "linux"

@@ -2,14 +2,16 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 
 import pytest
 from click.testing import CliRunner, Result
 
-from fastprod.cli import _load, main, perf_spark
-from fastprod.cli.perf_spark import OURS, RIVALS, Job, Round
+from fastprod.cli import _load, _spark_figures, _spark_loads, main, perf_spark
+from fastprod.cli._spark_loads import OURS, RIVALS, TOPICS
+from fastprod.cli.perf_spark import Job, Round
 from fastprod.testing import MockCluster
 
 DEFAULTS, TUNED = RIVALS["spark-sink"]
@@ -25,6 +27,8 @@ def perf_spark_command(*arguments: str) -> Result:
     [
         (["--compare", "flink"], "unknown contender 'flink'; known: write, spark-sink, foreach, hand-over, once"),
         (["--compare", "foreach,"], "unknown contender ''"),
+        (["--topics", "20", "--compare", "foreach"], "unknown contender 'foreach'; known: plain, spark-sink"),
+        (["--topics", "1"], "not in the range"),
         (["--num-records", "many"], "'many' is not a valid integer"),
         (["--num-records", "0"], "not in the range"),
         (["--cores", "0"], "not in the range"),
@@ -118,7 +122,7 @@ def test_without_java_for_spark():
 
 def test_what_the_sink_is_given(monkeypatch):
     given = []
-    monkeypatch.setattr(perf_spark, "_sink", lambda df, topic, options: given.append(options))
+    monkeypatch.setattr(_spark_loads, "_sink", lambda df, topic, options: given.append(options))
     conf = _load.full_configuration({"bootstrap.servers": "b:1", "linger.ms": 7, "sticky.batch.size": 5000})
     DEFAULTS.send(None, "t", conf)
     TUNED.send(None, "t", conf)
@@ -130,7 +134,8 @@ def test_what_the_sink_is_given(monkeypatch):
 
 
 def job(*done: Round) -> Job:
-    return Job("t", {}, 1000, 10, 2, 2, 1, 2, [OURS, *{one.way: 0 for one in done if one.way is not OURS}], list(done))
+    ways = [OURS, *{one.way: 0 for one in done if one.way is not OURS}]
+    return Job("t", {}, 1000, 10, 2, 2, 1, 2, ways, done=list(done))
 
 
 def test_ratios_are_taken_round_by_round():
@@ -180,10 +185,10 @@ def test_cpu_of_a_process_and_all_that_it_started():
     child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True)
     try:
         child.stdout.readline()  # its child works no more, and another has ended
-        processes = perf_spark._processes()
+        processes = _spark_figures.running_processes()
         assert processes[child.pid][0] == os.getpid()
-        assert perf_spark._cpu_below(child.pid, processes) >= 0.5
-        clock = perf_spark._Clock(child.pid, broker_is_ours=False)
+        assert _spark_figures.cpu_below(child.pid, processes) >= 0.5
+        clock = _spark_figures.Clock(child.pid, broker_is_ours=False)
         clock.start()
         seconds, cpu, broker = clock.stop()
         assert seconds > 0
@@ -192,3 +197,43 @@ def test_cpu_of_a_process_and_all_that_it_started():
     finally:
         os.killpg(child.pid, 9)
         child.communicate()
+
+
+# ---- many topics
+
+
+def test_figures_of_many_topics_are_shown_only_for_them():
+    (plain,) = TOPICS.rivals["plain"]
+    done = [
+        Round(TOPICS.ours, 1, 1000, 1.0, None, None, 1.1, 300.0, 2),
+        Round(plain, 1, 1000, 2.0, None, None, 1.9, 20.0, None),
+    ]
+    ours, other = perf_spark._summarise(done, TOPICS)
+    assert ours["task_ratio"] == {"median": 1.1, "min": 1.1, "max": 1.1}
+    assert (ours["records_per_batch"]["median"], ours["connections"]["median"]) == (300, 2)
+    assert other["connections"] is None
+    assert other["throughput_ratio"]["median"] == 2
+    (values,) = perf_spark._summarise([Round(OURS, 1, 1000, 1.0, None, None)])
+    assert "task_ratio" not in values
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_connections_of_other_processes_are_counted():
+    program = """if True:
+        import socket, sys
+        kept = [socket.create_connection(("127.0.0.1", int(sys.argv[1]))) for _ in range(3)]
+        print(flush=True)
+        sys.stdin.read()
+    """
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        own = socket.create_connection(("127.0.0.1", port))
+        child = subprocess.Popen(
+            [sys.executable, "-c", program, str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        with _spark_figures.most_connections(f"127.0.0.1:{port},localhost:1") as found:
+            child.stdout.readline()
+            assert found == []
+        child.communicate()
+        own.close()
+    assert found == [3]
