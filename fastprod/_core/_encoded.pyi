@@ -1,0 +1,14 @@
+from typing import Any
+
+class Encoded:
+    """The bytes of all rows of a batch, made by an encoder."""
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def bad(self) -> dict[int, Exception]:
+        """What is wrong, by row, with those that could not be encoded."""
+
+    def __len__(self) -> int: ...
+    def to_arrow(self) -> Any:
+        """A pyarrow.LargeBinaryArray over this memory; raises what is wrong with the first bad row."""
