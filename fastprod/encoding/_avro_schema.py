@@ -165,7 +165,9 @@ def _parse_union(source: Sequence[Any], names: dict[str, Type], space: str) -> T
 def _parse_named(source: Mapping[str, Any], kind: str, names: dict[str, Type], space: str) -> Type:
     name = source.get("name")
     if not isinstance(name, str) or not all(NAME.fullmatch(part) for part in name.split(".")):
-        raise ValueError(f"an Avro {kind} is called {name!r}: a name has letters, digits and _, and begins with no digit")
+        raise ValueError(
+            f"an Avro {kind} is called {name!r}: a name has letters, digits and _, and begins with no digit"
+        )
     if "." in name:
         space, _, name = name.rpartition(".")
     else:
@@ -198,7 +200,7 @@ def _parse_named(source: Mapping[str, Any], kind: str, names: dict[str, Type], s
                     _parse(one["type"], names, space),
                     list(one.get("aliases", ())),
                     one.get(COLUMN, one["name"]),
-                    one["default"] if "default" in one else MISSING,
+                    one.get("default", MISSING),
                 )
             )
     return made
@@ -253,8 +255,8 @@ class _Deriving:
             if not NAME.fullmatch(written):
                 if not self.sanitise:
                     raise ValueError(
-                        f"column {show_path(here)} cannot be called so in Avro, whose names have letters, digits and _, "
-                        "and begin with no digit: rename it, or use names='sanitise'"
+                        f"column {show_path(here)} cannot be called so in Avro, whose names have letters, digits and "
+                        "_, and begin with no digit: rename it, or use names='sanitise'"
                     )
                 written = re.sub(r"[^A-Za-z0-9_]", "_", written)
                 written = written if NAME.fullmatch(written) else f"_{written}"
@@ -315,7 +317,7 @@ class _Deriving:
         if known.is_map(kind):
             if not _is_text(_plain(kind.key_type)):
                 raise TypeError(
-                    f"{show_path(path)} is Arrow {kind}, and keys of Avro's maps are strings: cast them, or leave it out"
+                    f"{show_path(path)} is Arrow {kind}, and keys of Avro's maps are strings: cast them, or leave out"
                 )
             return {"type": "map", "values": self.inner(kind.item_field, f"{name}_value", (*path, None))}
         if known.is_struct(kind):
@@ -462,8 +464,8 @@ class _Matching:
                 made.column = columns[name]
             elif one.default is MISSING:
                 raise Mismatch(
-                    f"there is no column {show_path(here)} for the Avro field of type {one.type}, which has no default; "
-                    f"the columns are {list(columns)}"
+                    f"there is no column {show_path(here)} for the Avro field of type {one.type}, that has no "
+                    f"default; the columns are {list(columns)}"
                 )
             else:
                 made = Step("constant", str(one.type), here, data=encode_default(one.type, one.default, here))
@@ -567,7 +569,9 @@ class _Matching:
             self.refuse(avro, arrow, step.path)
         raised = avro.scale - scale
         if raised < 0:
-            self.refuse(avro, arrow, step.path, f"{-raised} digits behind the point would be lost; round the column first")
+            self.refuse(
+                avro, arrow, step.path, f"{-raised} digits behind the point would be lost; round the column first"
+            )
         step.op = "decimal"
         step.multiply = 10**raised  # 76 digits at most, as Arrow's widest decimal
         step.size = avro.size if avro.kind == "fixed" else -1
