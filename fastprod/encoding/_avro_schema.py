@@ -53,7 +53,6 @@ class Type:
     precision: int = 0
     scale: int = 0
     symbols: list[str] = field(default_factory=list)
-    symbol: str | None = None  # enum: its own default
     fields: list[Field] = field(default_factory=list)
     items: list[Type] = field(default_factory=list)  # of an array or map one, of a union its branches
 
@@ -183,7 +182,6 @@ def _parse_named(source: Mapping[str, Any], kind: str, names: dict[str, Type], s
         _parse_logical(made, source)
     elif kind == "enum":
         made.symbols = list(source.get("symbols", ()))
-        made.symbol = source.get("default")
         if not all(isinstance(one, str) for one in made.symbols) or len(set(made.symbols)) < len(made.symbols):
             raise ValueError(f"the symbols of the Avro enum {full!r} must be different strings: {made.symbols}")
     else:
@@ -665,7 +663,7 @@ def encode_default(avro: Type, value: Any, path: tuple[str | None, ...]) -> byte
                     raise ValueError(f"it lacks {one.name!r}")
                 made += encode_default(one.type, given, path)
             return made
-    except (ValueError, OverflowError):  # of an inner value, or of a character beyond 255
+    except (ValueError, OverflowError, RecursionError):  # of an inner value, a character beyond 255, a record in itself
         pass
     raise ValueError(f"the default of {show_path(path)} is {json.dumps(value)[:100]}, which is no {avro}")
 

@@ -364,6 +364,13 @@ def test_fields_without_a_column_are_written_as_their_default() -> None:
         Avro(schema, wire="bare").encode(pa.record_batch({"id": [7]}))
 
 
+def test_a_default_that_never_ends_is_refused() -> None:
+    schema = record(("id", "long"), name="Loop")
+    schema["fields"].append({"name": "again", "type": "Loop", "default": {"id": 1}})
+    with pytest.raises(ValueError, match="the default of again is"):
+        Avro(schema, wire="bare").encode(pa.record_batch({"id": [7]}))
+
+
 def test_an_alias_names_the_column_too() -> None:
     schema = record()
     schema["fields"] = [{"name": "customer", "type": "long", "aliases": ["client", "buyer"]}]
