@@ -22,7 +22,7 @@ cdef class Encoded:
     # The row `done` is bad: drop what is written of it, note why, go on with the next
     cdef int reject(self, object error) except -1
     # All rows as a column of a bulk call, in which bad ones fail alone; `base` is the number of row 0 in that call
-    cdef Column column(self, str name, int64_t base)
+    cpdef Column column(self, str name, int64_t base)
 
 
 # With room for `rows` rows of about `row_bytes`.

@@ -51,7 +51,7 @@ cdef class Encoded:
         finish_row(self)
         return 0
 
-    cdef Column column(self, str name, int64_t base):
+    cpdef Column column(self, str name, int64_t base):
         cdef Column column = Column.__new__(Column)
         cdef int64_t row
         if self.done != self.rows:

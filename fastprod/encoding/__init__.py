@@ -12,8 +12,20 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from fastprod._core._columns import Column
+    from fastprod.encoding.json import Json
 
-__all__ = ["Encoder"]
+__all__ = ["Encoder", "Json"]
+
+_HOMES = {"Json": "fastprod.encoding.json"}
+
+
+def __getattr__(name: str) -> Any:
+    # Imported on first use: one who needs JSON does not need what the other encoders need.
+    if name in _HOMES:
+        from importlib import import_module
+
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""The tree of C nodes has the cells that pyarrow has, whatever the types, and refuses arrays that lead out of bounds."""
+"""The tree of C nodes has the cells that pyarrow has, whatever the types, and refuses what leads out of bounds."""
 
 from __future__ import annotations
 
