@@ -764,6 +764,8 @@ cdef class Plan:
         value = repr(None if to.node == NULL else tree.cell(to.node, to.row))
         if len(value) > 80:
             value = value[:77] + "..."
+        if step.unit:
+            value += f" ({step.unit})"
         return ValueError(f"has {show_path(step.path, places)} = {value}, which is no Avro {step.type}: {REASONS[to.wrong]}")
 
 

@@ -86,6 +86,7 @@ class Step:
     type: str  # Avro's, for error texts
     path: tuple[str | None, ...]  # None is an element of a list or map
     cost: int = EXACT
+    unit: str = ""  # of a time: its Arrow type, for error texts
     column: int = -1  # child of the parent's Arrow array
     branch: int = -1  # union: number of this branch, written first
     null: int = -1  # union: number of null; -1 when null is not allowed
@@ -513,6 +514,7 @@ class _Matching:
         import pyarrow as pa
 
         known, logical, path = pa.types, avro.logical, step.path
+        step.unit = str(arrow) if known.is_temporal(arrow) else ""
         if logical == "decimal":
             self.decimal(step, avro, arrow)
         elif logical == "uuid" and avro.kind == "string" and _is_text(arrow):

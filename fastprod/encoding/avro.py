@@ -15,10 +15,11 @@ import json
 import pickle
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fastprod.encoding import _avro_schema as avro_schema
+from fastprod.encoding._columns import selected
 
 if TYPE_CHECKING:
     from fastprod._core._columns import Column
@@ -54,8 +55,8 @@ class Avro:
         schema_id: int | None = None,
         register: bool = True,
         normalize: bool = False,
-        columns: Sequence[str] | None = None,
-        exclude: Sequence[str] | None = None,
+        columns: Iterable[str] | None = None,
+        exclude: Iterable[str] | None = None,
         extra: str = "refuse",
         names: str = "refuse",
         times: str = "exact",
@@ -72,10 +73,9 @@ class Avro:
         ):
             if value not in allowed:
                 raise ValueError(f"{option} is {value!r}, which is not one of {', '.join(allowed)}")
-        if isinstance(columns, str) or isinstance(exclude, str):
-            raise TypeError("columns and exclude are lists of names, not a name")
-        if columns is not None and exclude is not None:
-            raise ValueError("give columns or exclude, not both")
+        for option, given in (("columns", columns), ("exclude", exclude)):
+            if isinstance(given, str):
+                raise TypeError(f"{option} must be a list of names, not a str: write {option}=[{given!r}]")
         if subject is not None and registry is None:
             raise ValueError(f"subject {subject!r} needs a registry: registry={{'url': ...}}")
         if registry is not None and subject is None:
@@ -94,7 +94,7 @@ class Avro:
         if schema is not None:
             self._text = schema if isinstance(schema, str) else json.dumps(schema)
             if self._text != DERIVE:
-                avro_schema.parse(self._text) if registry is None else avro_schema._json(self._text)
+                avro_schema.parse(self._text)
         self._named: tuple[str, ...] = ()  # texts of schemas that this one refers to
         self._subject = subject
         self._registry = registry
@@ -124,7 +124,7 @@ class Avro:
         if self._text == DERIVE:
             shown.insert(0, "derived")
         elif self._text is not None:
-            shown.insert(0, str(avro_schema.parse(self._text, self._named)) if self._registry is None else "schema=...")
+            shown.insert(0, str(avro_schema.parse(self._text, self._named)))
         if self._subject is not None:
             shown.append(f"subject={self._subject!r}")
         if self._id is not None:
@@ -220,18 +220,10 @@ class Avro:
         return str(text), named, int(number)
 
     def _chosen(self, schema: Any) -> Any:
-        """The Arrow schema of the columns that are encoded, in the order in which they were named."""
-        import pyarrow as pa
-
-        for name in self._columns or self._exclude or ():
-            if schema.names.count(name) != 1:
-                found = "no column" if name not in schema.names else "more than one column"
-                raise ValueError(f"there is {found} {name!r}; the columns are {schema.names}")
-        if self._columns is not None:
-            return pa.schema([schema.field(name) for name in self._columns])
-        if self._exclude is not None:
-            return pa.schema([one for one in schema if one.name not in self._exclude])
-        return schema
+        """The Arrow schema of the columns that are encoded."""
+        if self._columns is None and self._exclude is None:
+            return schema
+        return selected(schema.empty_table(), self._columns, self._exclude).schema
 
     def _plan(self, schema: Any) -> Any:
         """The compiled plan for an Arrow schema; the last one is kept, since many batches have one."""
@@ -263,21 +255,30 @@ class Avro:
         """Refuses columns that do not fit the Avro schema; asks the registry if that has not been done."""
         self.resolve(schema)
 
-    def encode(self, batch: Any) -> Any:
-        """A pyarrow.LargeBinaryArray with an element per row; a row that does not fit is a ValueError."""
-        made = self.resolve(batch.schema)
-        return made._plan(batch.schema).array(made._selected(batch))
+    def encode(self, data: Any) -> Any:
+        """The rows of a RecordBatch as a `pyarrow.LargeBinaryArray`; of a Table or the like as a ChunkedArray.
+
+        A row that does not fit is a ValueError that says which and why.
+        """
+        import pyarrow as pa
+
+        if isinstance(data, pa.RecordBatch):
+            return self._encode(data, lambda plan, batch: plan.array(batch))
+        if not isinstance(data, pa.Table):
+            if not (hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__")):
+                raise TypeError(f"expected an Arrow RecordBatch or Table, not {type(data).__name__}")
+            data = pa.table(data)
+        self.check(data.schema)
+        return pa.chunked_array([self.encode(batch) for batch in data.to_batches()], pa.large_binary())
 
     def encode_column(self, batch: Any, name: str = "value", base: int = 0) -> Column:
-        """The rows as a column of a bulk call, in which those that do not fit fail alone."""
-        made = self.resolve(batch.schema)
-        column: Column = made._plan(batch.schema).column(made._selected(batch), name, base)
+        """The rows of a RecordBatch as a column of a bulk call, in which those that do not fit fail alone."""
+        column: Column = self._encode(batch, lambda plan, chosen: plan.column(chosen, name, base))
         return column
 
-    def _selected(self, batch: Any) -> Any:
-        if self._columns is None and self._exclude is None:
-            return batch
-        return batch.select(self._chosen(batch.schema).names)
+    def _encode(self, batch: Any, run: Callable[[Any, Any], Any]) -> Any:
+        made = self.resolve(batch.schema)
+        return run(made._plan(batch.schema), selected(batch, self._columns, self._exclude))
 
 
 def _referred(client: Any, schema: Any, seen: set[tuple[str, int]]) -> list[str]:
