@@ -15,14 +15,17 @@ import fastavro
 import pyarrow as pa
 import pytest
 from arrow_frames import PLAIN, batches
+from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from fastprod import Producer
 from fastprod.encoding import Avro, Encoder
 from fastprod.encoding._avro_schema import Mismatch, derive
+from fastprod.testing import MockCluster
 
 UTC = dt.UTC
 SECRET = "hunter2-very-secret"
@@ -590,6 +593,58 @@ def test_an_error_of_the_registry_is_told_without_secrets() -> None:
     assert SECRET not in str(caught.value)
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__
+
+
+# ---- into a topic
+
+
+def consumed(cluster: MockCluster, count: int) -> list[Any]:
+    consumer = Consumer(
+        {
+            "bootstrap.servers": cluster.bootstrap_servers,
+            "group.id": "g",
+            "auto.offset.reset": "earliest",
+            "log_level": 0,
+        }
+    )
+    consumer.assign([TopicPartition("orders", 0, 0)])
+    found: list[Any] = []
+    while len(found) < count:  # the suite's guard against hangs ends it
+        found += consumer.consume(count - len(found), 1)
+    assert consumer.poll(0.2) is None
+    consumer.close()
+    return found
+
+
+def test_keys_and_values_are_consumed_as_confluents_deserializer_reads_them(registry: Any) -> None:
+    value = Avro("derive", "orders-value", registry, name="Order")
+    key = Avro('"long"', "orders-key", registry, columns=["id"])
+    with MockCluster(1, topics={"orders": 1}) as cluster:
+        with Producer({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0}) as producer:
+            receipt = producer.produce_arrow(pa.Table.from_batches([ORDERS] * 3), "orders", value=value, key=key)
+            assert receipt.wait(120)
+            assert (receipt.acknowledged, receipt.failed) == (6, 0)
+        messages = consumed(cluster, 6)
+    reader = AvroDeserializer(registry)
+    values = [reader(one.value(), SerializationContext("orders", MessageField.VALUE)) for one in messages]
+    keys = [reader(one.key(), SerializationContext("orders", MessageField.KEY)) for one in messages]
+    assert values == ORDERS.to_pylist() * 3
+    assert keys == [1, 2] * 3
+
+
+def test_bad_rows_fail_alone_and_null_values_are_tombstones() -> None:
+    table = pa.table({"id": [1, 2**40, 3, None], "ok": [1, 2, 3, 4]})
+    with MockCluster(1, topics={"orders": 1}) as cluster:
+        with Producer({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0}) as producer:
+            receipt = producer.produce_arrow(table, "orders", value=Avro("int", wire="bare", columns=["id"]))
+            assert receipt.wait(120)
+            assert (receipt.acknowledged, receipt.failed) == (3, 1)
+            ((index, error, _),) = receipt.errors
+            assert index == 1
+            assert "id = 1099511627776" in str(error)
+            with pytest.raises(Mismatch, match="id is string in Avro, but int64 in Arrow"):
+                producer.produce_arrow(table, "orders", value=Avro("string", wire="bare", columns=["id"]))
+        assert [one.value() for one in consumed(cluster, 3)] == [b"\2", b"\6", None]
 
 
 @pytest.mark.parametrize(
