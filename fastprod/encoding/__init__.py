@@ -1,6 +1,6 @@
 """Rows of Arrow data as the bytes of records, made in C without the GIL.
 
-    RecordBatch --_core._arrow_tree--> nodes --Json, ...--> _core._encoded --> Column of a bulk call
+    RecordBatch --_core._arrow_tree--> nodes --Json, Avro--> _core._encoded --> Column of a bulk call
 
 An encoder is a small description that can be pickled; `Producer.produce_arrow(batch, topic, value=encoder)` has it make
 values, or keys, of the columns of a batch. `Encoder` says what such an object must have.
@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from fastprod._core._columns import Column
+    from fastprod.encoding.avro import Avro
     from fastprod.encoding.json import Json
 
-__all__ = ["Encoder", "Json"]
+__all__ = ["Avro", "Encoder", "Json"]
 
-_HOMES = {"Json": "fastprod.encoding.json"}
+_HOMES = {"Avro": "fastprod.encoding.avro", "Json": "fastprod.encoding.json"}
 
 
 def __getattr__(name: str) -> Any:

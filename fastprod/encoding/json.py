@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class Json:
     """Makes a JSON object of each row.
 
-    `columns` are those to write, in this order, else all; `exclude` are those to leave out. With `nulls=True` fields that
-    are null are written, otherwise they are left out, as Spark does. Timestamps that have a zone are written in
+    `columns` are those to write, in this order, else all; `exclude` are those to leave out. With `nulls=True` fields
+    that are null are written, otherwise they are left out, as Spark does. Timestamps that have a zone are written in
     `timezone`, Spark's session time zone, whatever zone their column has; with `fraction` digits behind the second.
 
     >>> Json(exclude=["internal"]).encode(batch)
