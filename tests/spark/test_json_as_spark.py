@@ -188,7 +188,11 @@ def frames(count: int) -> list[Any]:
     made: list[Any] = []
 
     @settings(
-        database=None, deadline=None, max_examples=count, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+        database=None,
+        deadline=None,
+        max_examples=count,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
     )
     @given(st.data())
     def make(data: st.DataObject) -> None:
