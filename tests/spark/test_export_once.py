@@ -43,11 +43,13 @@ def settings(cluster, **more) -> dict:
 def folder(tmp_path) -> Path:
     """Numbers, as the audit of a topic wants them, in files of several row groups."""
     rows = ROWS // FILES
+    folder = tmp_path / "data"
+    folder.mkdir()
     for number in range(FILES):
         values = [b"%d" % value for value in range(number * rows, (number + 1) * rows)]
         data = pa.table({"value": values, "number": range(rows)})
-        pq.write_table(data, tmp_path / f"part-{number}.parquet", row_group_size=1000)
-    return tmp_path
+        pq.write_table(data, folder / f"part-{number}.parquet", row_group_size=1000)
+    return folder
 
 
 def once(spark, folder, topic, config, **more):
@@ -92,7 +94,7 @@ def test_a_job_that_failed_goes_on_with_other_cores(spark, kafka_cluster, topic,
             once = {{"exactly_once": True, "job_id": {topic!r}, "splits": 8}}
             export(spark, {str(folder)!r}, {topic!r}, config, value="value", **once)
         except Exception as problem:
-            print("failed:", type(problem).__name__)
+            print("failed:", problem)
         """,
         master="local[1]",
     )

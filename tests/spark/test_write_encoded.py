@@ -17,7 +17,7 @@ def orders(spark, partitions=3):
         "id",
         "concat('customer-', id % 10) AS customer",
         "cast(id AS decimal(10, 2)) AS amount",
-        "timestamp_seconds(id) AS placed",
+        "timestamp_seconds(id + 1) AS placed",
         "map('k', id) AS more",
         "if(id % 2 = 0, null, array(named_struct('x', id))) AS deep",
     )
@@ -38,7 +38,7 @@ def test_values_are_those_of_to_json(spark, kafka_cluster, topic) -> None:
         row = json.loads(message.value())
         assert message.key().decode() == row["customer"]
         assert message.headers() == [("id", b"%d" % row["id"])]
-        assert message.timestamp()[1] == row["id"] * 1000
+        assert message.timestamp()[1] == (row["id"] + 1) * 1000
 
 
 def test_a_key_of_several_columns(spark, kafka_cluster, topic) -> None:
