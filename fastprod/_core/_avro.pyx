@@ -667,7 +667,7 @@ cdef class Plan:
         else:
             step.multiply = source.multiply
             step.divide = source.divide
-        if source.data:
+        if step.op == OP_CONSTANT:  # also one of no bytes has an address: memcpy wants that
             self.owners.append(source.data)
             step.data = PyBytes_AS_STRING(source.data)
             step.data_size = PyBytes_GET_SIZE(source.data)

@@ -9,6 +9,7 @@ import json
 import math
 import pickle
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import fastavro
@@ -606,6 +607,18 @@ def test_an_error_of_the_registry_is_told_without_secrets() -> None:
     assert SECRET not in str(caught.value)
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__
+
+
+def test_threads_share_an_encoder_and_the_registry_is_asked_once(registry: Any) -> None:
+    registry.register_schema("orders-value", Schema(json.dumps(derive(ORDERS.schema)), "AVRO"))
+    counting = Counting(registry)
+    avro = Avro(subject="orders-value", registry=counting)
+    table = pa.Table.from_batches([ORDERS] * 500).combine_chunks()
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda _: avro.encode(table).to_pylist(), range(16)))
+    assert counting.asked == ["get_latest_version"]
+    assert all(one == made[0] for one in made)
+    assert made[0] == avro.encode(ORDERS).to_pylist() * 500
 
 
 # ---- into a topic
