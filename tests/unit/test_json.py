@@ -51,7 +51,9 @@ def expected(scalar: Any, leave_out: bool) -> Any:
     if hasattr(scalar, "values"):
         return [expected(item, leave_out) for item in scalar.values]
     if known.is_floating(kind):
-        return number(value) if math.isfinite(value) else {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
+        return (
+            number(value) if math.isfinite(value) else {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
+        )
     if known.is_integer(kind) or known.is_decimal(kind):
         return Number(str(value))
     if isinstance(value, bytes):
@@ -151,9 +153,13 @@ def test_integers_of_every_length():
     wide = [2**64 - 1, 10**19, 10**19 - 1, 0]
     assert one(pa.array(wide, pa.uint64())) == [str(n) for n in wide]
     for kind in arrow_frames.INTEGERS[:3] + arrow_frames.UNSIGNED[:3]:
-        low, high = (0, 2**kind.bit_width - 1) if kind in arrow_frames.UNSIGNED else (
-            -(2 ** (kind.bit_width - 1)),
-            2 ** (kind.bit_width - 1) - 1,
+        low, high = (
+            (0, 2**kind.bit_width - 1)
+            if kind in arrow_frames.UNSIGNED
+            else (
+                -(2 ** (kind.bit_width - 1)),
+                2 ** (kind.bit_width - 1) - 1,
+            )
         )
         assert one(pa.array([low, high], kind)) == [str(low), str(high)]
 
@@ -233,7 +239,14 @@ def test_text_is_escaped_wherever_the_character_is():
 
 
 INVALID = [b"\x80", b"a\xff", b"\xc3", b"\xc0\x80", b"\xc1\xbf", b"\xe0\x80\x80", b"\xe0\x9f\xbf", b"\xed\xa0\x80"]
-INVALID += [b"\xe2\x82", b"\xf0\x8f\xbf\xbf", b"\xf4\x90\x80\x80", b"\xf5\x80\x80\x80", b"\xf0\x9f\x98", b"12345678\xfe"]
+INVALID += [
+    b"\xe2\x82",
+    b"\xf0\x8f\xbf\xbf",
+    b"\xf4\x90\x80\x80",
+    b"\xf5\x80\x80\x80",
+    b"\xf0\x9f\x98",
+    b"12345678\xfe",
+]
 INVALID += [b'"\x80', b"\xc3\xa9\xe9abcdefgh", b"\xf8\x88\x80\x80\x80"]
 
 
@@ -452,7 +465,9 @@ def test_a_batch_without_rows_or_columns():
 
 def test_what_other_libraries_have_is_encoded_too():
     polars = pytest.importorskip("polars")
-    frame = polars.DataFrame({"a": [1, None], "s": ["x", "é"], "k": polars.Series(["u", "v"], dtype=polars.Categorical)})
+    frame = polars.DataFrame(
+        {"a": [1, None], "s": ["x", "é"], "k": polars.Series(["u", "v"], dtype=polars.Categorical)}
+    )
     assert Json().encode(frame).to_pylist() == [b'{"a":1,"s":"x","k":"u"}', '{"s":"é","k":"v"}'.encode()]
 
 
