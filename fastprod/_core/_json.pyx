@@ -75,6 +75,7 @@ cdef extern from *:
 cdef enum:
     PREFIX_BYTES = 32      # a prefix of up to so many bytes is copied without asking for its size
     NUMBER_BYTES = 192     # no number or time takes more
+    VALUE_BYTES = 12       # of a usual value
     DATES = 64             # a power of two
 
 cdef enum:
@@ -121,13 +122,15 @@ ctypedef struct work_t:
 cdef class Plan:
     """The prefixes of a tree's fields. Owns their table; `node_t.plan` points into it."""
     cdef prefix_t* prefixes
-    cdef int64_t used
+    cdef int64_t used       # entries of the table
+    cdef int64_t row_bytes  # of a usual row, so that the output seldom has to grow
     cdef list texts
     cdef Tree tree
 
     def __cinit__(self):
         self.prefixes = NULL
         self.used = 0
+        self.row_bytes = 2
         self.texts = []
 
     def __dealloc__(self):
@@ -159,6 +162,7 @@ cdef class Plan:
                 prefix.text = PyBytes_AS_STRING(text)
                 prefix.size = PyBytes_GET_SIZE(text)
                 memcpy(prefix.short, prefix.text, min(prefix.size, PREFIX_BYTES))
+                self.row_bytes += prefix.size + VALUE_BYTES
                 node.children[i].plan = prefix
             self.visit(&node.children[i])
         if node.kind == KIND_MAP:
@@ -217,7 +221,7 @@ def encode(batch, bint nulls=False, int fraction=3, zone=(0, None, None, 0)):
         settings.offsets = &offsets[0]
         settings.cycle_from = zone[3]
     plan.prepare(tree)
-    encoded = encoded_of(tree.root.length, 16 * max(plan.used, 1))
+    encoded = encoded_of(tree.root.length, plan.row_bytes)
     while encoded.done < encoded.rows:
         with nogil:
             status = write_rows(encoded, &tree.root, &settings, &work)
@@ -258,25 +262,49 @@ cdef int write_rows(
 cdef int put_struct(
     out_t* out, const node_t* node, int64_t row, const settings_t* settings, work_t* work
 ) noexcept nogil:
-    cdef int64_t i, at = row, start = out.size
-    cdef int status
+    cdef int64_t i, size, at = row, start = out.size
+    cdef int status, truth
     cdef const node_t* child
     cdef const prefix_t* prefix
+    cdef const char* data
+    cdef char* to
     for i in range(node.child_count):
         prefix = <const prefix_t*> node.children[i].plan
         at = row
         child = resolve(&node.children[i], &at)
         if child == NULL and not settings.nulls:
             continue
-        if out_reserve(out, prefix.size + PREFIX_BYTES):
+        if out_reserve(out, prefix.size + PREFIX_BYTES + NUMBER_BYTES):
             return NO_MEMORY
+        to = out.data + out.size
         if prefix.size <= PREFIX_BYTES:
-            memcpy(out.data + out.size, prefix.short, PREFIX_BYTES)
+            memcpy(to, prefix.short, PREFIX_BYTES)
         else:
-            memcpy(out.data + out.size, prefix.text, prefix.size)
+            memcpy(to, prefix.text, prefix.size)
+        to += prefix.size
         out.size += prefix.size
         if child == NULL:
             status = out_put(out, b"null", 4)
+        elif child.kind == KIND_STRING:  # what most fields are is written here; put_value can do all of it
+            get_bytes(child, at, &data, &size)
+            status = put_string(out, data, size)
+            if status == BAD_UTF8:
+                work.node = child
+                work.row = at
+        elif child.kind == KIND_INT64:
+            out.size = put_signed(to, load64(child.data, at)) - out.data
+            continue
+        elif child.kind == KIND_INT32:
+            out.size = put_signed(to, load32(child.data, at)) - out.data
+            continue
+        elif child.kind == KIND_DOUBLE:
+            out.size = put_double(to, load_double(child.data, at)) - out.data
+            continue
+        elif child.kind == KIND_BOOL:
+            truth = get_bool(child, at)
+            memcpy(to, b"true    " if truth else b"false   ", 8)
+            out.size += 5 - truth
+            continue
         else:
             status = put_value(out, child, at, settings, work)
         if status != OK:
@@ -677,8 +705,12 @@ cdef char* put_decimal(char* to, const node_t* node, int64_t row) noexcept nogil
         negative = small < 0
         limbs[0] = 0 - <uint64_t> small if negative else <uint64_t> small
     else:
-        memcpy(limbs, node.data + node.width * row, node.width)
-        used = <int> (node.width // 8)
+        limbs[0] = <uint64_t> load64(node.data, 2 * row)
+        limbs[1] = <uint64_t> load64(node.data, 2 * row + 1)
+        used = 2
+        if node.width == 32:
+            memcpy(limbs, node.data + 32 * row, 32)
+            used = 4
         negative = <int64_t> limbs[used - 1] < 0
         if negative:
             chunk = 1  # the carry of -x = ~x + 1
