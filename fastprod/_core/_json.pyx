@@ -57,6 +57,11 @@ cdef extern from *:
     typedef unsigned __int128 fp_uint128;
     #define FP_TEN_19 10000000000000000000ULL
 
+    /* From 16 - n on: n times all bits, then none. */
+    static const unsigned char fp_masks[33] =
+        "\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff"
+        "\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0";
+
     static const char fp_pairs[201] =
         "00010203040506070809101112131415161718192021222324252627282930313233343536373839"
         "40414243444546474849505152535455565758596061626364656667686970717273747576777879"
@@ -68,6 +73,7 @@ cdef extern from *:
     int fp_ctz(uint64_t bits) noexcept nogil
     int fp_highest(uint64_t bits) noexcept nogil
     ctypedef uint64_t fp_uint128  # wider than it seems
+    const unsigned char* fp_masks
     const char* fp_pairs          # the numbers from 00 to 99
     const uint64_t FP_TEN_19      # the largest power of ten in 64 bits
 
@@ -287,7 +293,10 @@ cdef int put_struct(
             status = out_put(out, b"null", 4)
         elif child.kind == KIND_STRING:  # what most fields are is written here; put_value can do all of it
             get_bytes(child, at, &data, &size)
-            status = put_string(out, data, size)
+            if size <= 16 and child.layout <= LAYOUT_OFFSETS64 and data + 16 <= child.data + child.limit:
+                status = put_short(out, data, size)
+            else:
+                status = put_string(out, data, size)
             if status == BAD_UTF8:
                 work.node = child
                 work.row = at
@@ -530,21 +539,36 @@ cdef inline uint64_t eight_digits(uint64_t number) noexcept nogil:
     return quotients | (parts - 10 * quotients) << 8
 
 
-cdef inline char* put_unsigned(char* to, uint64_t number) noexcept nogil:
-    """Writes up to 24 bytes, of which only those before the end that it returns count."""
-    cdef uint64_t digits, upper
-    cdef int zeros
-    if number < 100000000ULL:
-        digits = eight_digits(number)
-        zeros = fp_ctz(digits | 1ULL << 56) >> 3  # bytes in front that are 0, but for the last
-        digits = (digits + 0x3030303030303030ULL) >> (8 * zeros)
-        memcpy(to, &digits, 8)
-        return to + 8 - zeros
-    upper = number // 100000000ULL
-    to = put_unsigned(to, upper)
-    digits = eight_digits(number - upper * 100000000ULL) + 0x3030303030303030ULL
+cdef inline char* put_small(char* to, uint64_t number) noexcept nogil:
+    """A number below 10^8; writes 8 bytes, of which only those before the end that it returns count."""
+    cdef uint64_t digits = eight_digits(number)
+    cdef int zeros = fp_ctz(digits | 1ULL << 56) & ~7  # bits of the zeros in front, but for the last digit
+    digits = (digits + 0x3030303030303030ULL) >> zeros
+    memcpy(to, &digits, 8)
+    return to + 8 - (zeros >> 3)
+
+
+cdef inline char* put_eight(char* to, uint64_t number) noexcept nogil:
+    """A number below 10^8 with zeros in front."""
+    cdef uint64_t digits = eight_digits(number) + 0x3030303030303030ULL
     memcpy(to, &digits, 8)
     return to + 8
+
+
+cdef char* put_large(char* to, uint64_t number) noexcept nogil:
+    cdef uint64_t upper = number // 100000000ULL, top = upper // 100000000ULL
+    if top:
+        to = put_eight(put_small(to, top), upper - top * 100000000ULL)
+    else:
+        to = put_small(to, upper)
+    return put_eight(to, number - upper * 100000000ULL)
+
+
+cdef inline char* put_unsigned(char* to, uint64_t number) noexcept nogil:
+    """Writes up to 24 bytes, of which only those before the end that it returns count."""
+    if number < 100000000ULL:
+        return put_small(to, number)
+    return put_large(to, number)
 
 
 cdef inline void put_digits(char* to, uint64_t number, int count) noexcept nogil:
@@ -587,9 +611,9 @@ cdef char* put_double(char* to, double number) noexcept nogil:
         if <double> millionths / 1e6 == size:
             to[0] = b"-"
             to += number < 0
-            to = put_unsigned(to, <uint64_t> (millionths // 1000000))
+            to = put_small(to, <uint64_t> millionths // 1000000)
             to[0] = b"."
-            digits = eight_digits(<uint64_t> (millionths % 1000000) * 100)
+            digits = eight_digits(<uint64_t> millionths % 1000000 * 100)
             after = digits + 0x3030303030303030ULL
             memcpy(to + 1, &after, 8)
             return to + 2 + (fp_highest(digits | 1) >> 3)  # without the zeros at the end, but for one behind the point
@@ -1015,6 +1039,29 @@ cdef inline uint64_t specials(uint64_t word) noexcept nogil:
     ) & 0x8080808080808080ULL
 
 
+cdef inline int put_short(out_t* out, const char* data, int64_t size) noexcept nogil:
+    """put_string for up to 16 bytes where 16 can be read, and there is room for them: without a loop or a branch that
+    depends on the size. What is behind the text counts as spaces."""
+    cdef uint64_t first, second, mask, spaces = 0x2020202020202020ULL
+    cdef char* to = out.data + out.size
+    memcpy(&first, data, 8)
+    memcpy(&second, data + 8, 8)
+    memcpy(&mask, fp_masks + 16 - size, 8)
+    first = (first & mask) | (spaces & ~mask)
+    memcpy(&mask, fp_masks + 24 - size, 8)
+    second = (second & mask) | (spaces & ~mask)
+    if specials(first) | specials(second):
+        return put_escaped(out, data, size)
+    if (first | second) & 0x8080808080808080ULL and not is_utf8(data, size):
+        return BAD_UTF8
+    to[0] = b'"'
+    memcpy(to + 1, &first, 8)
+    memcpy(to + 9, &second, 8)
+    to[size + 1] = b'"'
+    out.size += size + 2
+    return OK
+
+
 cdef int put_string(out_t* out, const char* data, int64_t size) noexcept nogil:
     """Quoted, escaped as Jackson does it; OK, NO_MEMORY or BAD_UTF8.
 
@@ -1070,49 +1117,67 @@ cdef int put_string(out_t* out, const char* data, int64_t size) noexcept nogil:
 
 
 cdef int put_escaped(out_t* out, const char* data, int64_t size) noexcept nogil:
-    """put_string for a text that has something to escape, or might have."""
-    cdef int64_t i, escapes = 0
-    cdef uint8_t byte, high = 0
+    """put_string for a text that has something to escape."""
+    cdef int64_t i = 0, stop, room = 6 * size
+    cdef uint64_t word, seen = 0
+    cdef uint8_t byte
     cdef char* to
-    for i in range(size):
-        byte = <uint8_t> data[i]
-        escapes += byte < 0x20 or byte == c'"' or byte == c"\\"
-    if out_reserve(out, size + 5 * escapes + 16):
+    if size > 4096:  # an escape has six bytes at most, but of a long text they should be counted
+        room = size
+        for i in range(size):
+            byte = <uint8_t> data[i]
+            room += 5 * (byte < 0x20 or byte == c'"' or byte == c"\\")
+        i = 0
+    if out_reserve(out, room + 16):
         return NO_MEMORY
     to = out.data + out.size
     to[0] = b'"'
     to += 1
-    for i in range(size):
-        byte = <uint8_t> data[i]
-        to[0] = <char> byte
-        if byte >= 0x20 and byte != c'"' and byte != c"\\":
-            high |= byte
+    while i < size:
+        if i + 8 <= size:
+            memcpy(&word, data + i, 8)
+            seen |= word
+            if not specials(word):
+                memcpy(to, &word, 8)
+                to += 8
+                i += 8
+                continue
+        stop = min(i + 8, size)
+        while i < stop:
+            byte = <uint8_t> data[i]
+            i += 1
+            to[0] = <char> byte
             to += 1
-            continue
-        to[0] = b"\\"
-        to += 2
-        if byte == c'"' or byte == c"\\":
-            (to - 1)[0] = <char> byte
-        elif byte == c"\n":
-            (to - 1)[0] = b"n"
-        elif byte == c"\t":
-            (to - 1)[0] = b"t"
-        elif byte == c"\r":
-            (to - 1)[0] = b"r"
-        elif byte == c"\b":
-            (to - 1)[0] = b"b"
-        elif byte == c"\f":
-            (to - 1)[0] = b"f"
-        else:
-            memcpy(to - 1, b"u00", 3)
-            (to + 2)[0] = HEX[byte >> 4]
-            (to + 3)[0] = HEX[byte & 15]
-            to += 4
-    if high >= 0x80 and not is_utf8(data, size):
+            if byte < 0x20 or byte == c'"' or byte == c"\\":
+                to = put_escape(to - 1, byte)
+            seen |= byte
+    if seen & 0x8080808080808080ULL and not is_utf8(data, size):
         return BAD_UTF8
     to[0] = b'"'
     out.size = to + 1 - out.data
     return OK
+
+
+cdef char* put_escape(char* to, uint8_t byte) noexcept nogil:
+    to[0] = b"\\"
+    if byte == c'"' or byte == c"\\":
+        to[1] = <char> byte
+    elif byte == c"\n":
+        to[1] = b"n"
+    elif byte == c"\t":
+        to[1] = b"t"
+    elif byte == c"\r":
+        to[1] = b"r"
+    elif byte == c"\b":
+        to[1] = b"b"
+    elif byte == c"\f":
+        to[1] = b"f"
+    else:
+        memcpy(to + 1, b"u00", 3)
+        to[4] = HEX[byte >> 4]
+        to[5] = HEX[byte & 15]
+        return to + 6
+    return to + 2
 
 
 cdef bint is_utf8(const char* text, int64_t size) noexcept nogil:
