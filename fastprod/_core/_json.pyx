@@ -314,6 +314,18 @@ cdef int put_struct(
             memcpy(to, b"true    " if truth else b"false   ", 8)
             out.size += 5 - truth
             continue
+        elif child.kind == KIND_DECIMAL:
+            out.size = put_decimal(to, child, at) - out.data
+            continue
+        elif child.kind == KIND_TIMESTAMP and child.unit == UNIT_MICRO:  # which is never out of range
+            out.size = put_timestamp(to, child, load64(child.data, at), settings, work) - out.data
+            continue
+        elif child.kind == KIND_DATE32:
+            to[0] = b'"'
+            to = put_date(to + 1, load32(child.data, at), work)
+            to[0] = b'"'
+            out.size = to + 1 - out.data
+            continue
         else:
             status = put_value(out, child, at, settings, work)
         if status != OK:
