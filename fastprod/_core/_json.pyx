@@ -51,9 +51,16 @@ cdef extern from *:
 
     /* How many bits are 0 below the lowest that is 1, of which there must be one. */
     static inline int fp_ctz(uint64_t bits) { return __builtin_ctzll(bits); }
+    /* Which bit is the highest that is 1, of which there must be one. */
+    static inline int fp_highest(uint64_t bits) { return 63 - __builtin_clzll(bits); }
 
     typedef unsigned __int128 fp_uint128;
     #define FP_TEN_19 10000000000000000000ULL
+
+    /* From 16 - n on: n times all bits, then none. */
+    static const unsigned char fp_masks[33] =
+        "\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff"
+        "\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0";
 
     static const char fp_pairs[201] =
         "00010203040506070809101112131415161718192021222324252627282930313233343536373839"
@@ -64,7 +71,9 @@ cdef extern from *:
     char* fp_shortest32(char* to, float number) noexcept nogil
     char* fp_two_digits(char* to, double number) noexcept nogil
     int fp_ctz(uint64_t bits) noexcept nogil
+    int fp_highest(uint64_t bits) noexcept nogil
     ctypedef uint64_t fp_uint128  # wider than it seems
+    const unsigned char* fp_masks
     const char* fp_pairs          # the numbers from 00 to 99
     const uint64_t FP_TEN_19      # the largest power of ten in 64 bits
 
@@ -72,6 +81,8 @@ cdef extern from *:
 cdef enum:
     PREFIX_BYTES = 32      # a prefix of up to so many bytes is copied without asking for its size
     NUMBER_BYTES = 192     # no number or time takes more
+    VALUE_BYTES = 12       # of a usual value
+    DATES = 64             # a power of two
 
 cdef enum:
     OK = 0
@@ -102,21 +113,30 @@ ctypedef struct settings_t:
     int64_t cycle_from        # from then on everything repeats after CYCLE_SECONDS
 
 
-ctypedef struct trouble_t:
+ctypedef struct date_t:
+    int64_t day               # since 1970
+    int64_t size              # of the text; 0 in an entry that is not used yet
+    char text[24]
+
+
+ctypedef struct work_t:
     const node_t* node        # whose value cannot be written
     int64_t row               # in that node
+    date_t dates[DATES]       # written lately, by day modulo DATES: rows often have the same few days
 
 
 cdef class Plan:
     """The prefixes of a tree's fields. Owns their table; `node_t.plan` points into it."""
     cdef prefix_t* prefixes
-    cdef int64_t used
+    cdef int64_t used       # entries of the table
+    cdef int64_t row_bytes  # of a usual row, so that the output seldom has to grow
     cdef list texts
     cdef Tree tree
 
     def __cinit__(self):
         self.prefixes = NULL
         self.used = 0
+        self.row_bytes = 2
         self.texts = []
 
     def __dealloc__(self):
@@ -148,6 +168,7 @@ cdef class Plan:
                 prefix.text = PyBytes_AS_STRING(text)
                 prefix.size = PyBytes_GET_SIZE(text)
                 memcpy(prefix.short, prefix.text, min(prefix.size, PREFIX_BYTES))
+                self.row_bytes += prefix.size + VALUE_BYTES
                 node.children[i].plan = prefix
             self.visit(&node.children[i])
         if node.kind == KIND_MAP:
@@ -188,13 +209,14 @@ def encode(batch, bint nulls=False, int fraction=3, zone=(0, None, None, 0)):
     cdef Plan plan = Plan.__new__(Plan)
     cdef Encoded encoded
     cdef settings_t settings
-    cdef trouble_t trouble
+    cdef work_t work
     cdef const int64_t[::1] starts
     cdef const int64_t[::1] offsets
     cdef int status = OK
     if not 0 <= fraction <= 9:
         raise ValueError(f"fraction must be from 0 to 9 digits, not {fraction}")
     memset(&settings, 0, sizeof(settings_t))
+    memset(&work, 0, sizeof(work_t))
     settings.nulls = nulls
     settings.fraction = fraction
     settings.offset = zone[0]
@@ -205,38 +227,38 @@ def encode(batch, bint nulls=False, int fraction=3, zone=(0, None, None, 0)):
         settings.offsets = &offsets[0]
         settings.cycle_from = zone[3]
     plan.prepare(tree)
-    encoded = encoded_of(tree.root.length, 16 * max(plan.used, 1))
+    encoded = encoded_of(tree.root.length, plan.row_bytes)
     while encoded.done < encoded.rows:
         with nogil:
-            status = write_rows(encoded, &tree.root, &settings, &trouble)
+            status = write_rows(encoded, &tree.root, &settings, &work)
         if status == NO_MEMORY:
             raise MemoryError
         if status != OK:
-            encoded.reject(reason(tree, status, &trouble))
+            encoded.reject(reason(tree, status, &work))
     return encoded
 
 
-cdef object reason(Tree tree, int status, const trouble_t* trouble):
+cdef object reason(Tree tree, int status, const work_t* work):
     cdef const char* data
     cdef int64_t size
-    path = tree.path(trouble.node)
+    path = tree.path(work.node)
     if status == BAD_UTF8:
-        get_bytes(trouble.node, trouble.row, &data, &size)
+        get_bytes(work.node, work.row, &data, &size)
         more = "..." if size > 40 else ""
         return ValueError(f"has text that is no UTF-8 in column {path!r}: {data[:min(size, 40)]!r}{more}")
     if status == BAD_KEY:
         return ValueError(f"has a null for a key in the map {path!r}")
-    number = tree.cell(trouble.node, trouble.row)
-    return ValueError(f"has a time beyond the year 999999999 in column {path!r}: {number}")
+    number = tree.cell(work.node, work.row)
+    return ValueError(f"has a time that cannot be written in column {path!r}: {number}")
 
 
 cdef int write_rows(
-    Encoded encoded, const node_t* root, const settings_t* settings, trouble_t* trouble
+    Encoded encoded, const node_t* root, const settings_t* settings, work_t* work
 ) noexcept nogil:
     """Rows from `done` on, until one cannot be written."""
     cdef int status
     while encoded.done < encoded.rows:
-        status = put_struct(&encoded.out, root, encoded.done, settings, trouble)
+        status = put_struct(&encoded.out, root, encoded.done, settings, work)
         if status != OK:
             return status
         finish_row(encoded)
@@ -244,29 +266,68 @@ cdef int write_rows(
 
 
 cdef int put_struct(
-    out_t* out, const node_t* node, int64_t row, const settings_t* settings, trouble_t* trouble
+    out_t* out, const node_t* node, int64_t row, const settings_t* settings, work_t* work
 ) noexcept nogil:
-    cdef int64_t i, at = row, start = out.size
-    cdef int status
+    cdef int64_t i, size, at = row, start = out.size
+    cdef int status, truth
     cdef const node_t* child
     cdef const prefix_t* prefix
+    cdef const char* data
+    cdef char* to
     for i in range(node.child_count):
         prefix = <const prefix_t*> node.children[i].plan
         at = row
         child = resolve(&node.children[i], &at)
         if child == NULL and not settings.nulls:
             continue
-        if out_reserve(out, prefix.size + PREFIX_BYTES):
+        if out_reserve(out, prefix.size + PREFIX_BYTES + NUMBER_BYTES):
             return NO_MEMORY
+        to = out.data + out.size
         if prefix.size <= PREFIX_BYTES:
-            memcpy(out.data + out.size, prefix.short, PREFIX_BYTES)
+            memcpy(to, prefix.short, PREFIX_BYTES)
         else:
-            memcpy(out.data + out.size, prefix.text, prefix.size)
+            memcpy(to, prefix.text, prefix.size)
+        to += prefix.size
         out.size += prefix.size
         if child == NULL:
             status = out_put(out, b"null", 4)
+        elif child.kind == KIND_STRING:  # what most fields are is written here; put_value can do all of it
+            get_bytes(child, at, &data, &size)
+            if size <= 16 and child.layout <= LAYOUT_OFFSETS64 and data + 16 <= child.data + child.limit:
+                status = put_short(out, data, size)
+            else:
+                status = put_string(out, data, size)
+            if status == BAD_UTF8:
+                work.node = child
+                work.row = at
+        elif child.kind == KIND_INT64:
+            out.size = put_signed(to, load64(child.data, at)) - out.data
+            continue
+        elif child.kind == KIND_INT32:
+            out.size = put_signed(to, load32(child.data, at)) - out.data
+            continue
+        elif child.kind == KIND_DOUBLE:
+            out.size = put_double(to, load_double(child.data, at)) - out.data
+            continue
+        elif child.kind == KIND_BOOL:
+            truth = get_bool(child, at)
+            memcpy(to, b"true    " if truth else b"false   ", 8)
+            out.size += 5 - truth
+            continue
+        elif child.kind == KIND_DECIMAL:
+            out.size = put_decimal(to, child, at) - out.data
+            continue
+        elif child.kind == KIND_TIMESTAMP and child.unit == UNIT_MICRO:  # which is never out of range
+            out.size = put_timestamp(to, child, load64(child.data, at), settings, work) - out.data
+            continue
+        elif child.kind == KIND_DATE32:
+            to[0] = b'"'
+            to = put_date(to + 1, load32(child.data, at), work)
+            to[0] = b'"'
+            out.size = to + 1 - out.data
+            continue
         else:
-            status = put_value(out, child, at, settings, trouble)
+            status = put_value(out, child, at, settings, work)
         if status != OK:
             return status
     return close(out, start, b"{", b"}")
@@ -285,7 +346,7 @@ cdef inline int close(out_t* out, int64_t start, char opening, char closing) noe
 
 
 cdef int put_list(
-    out_t* out, const node_t* node, int64_t row, const settings_t* settings, trouble_t* trouble
+    out_t* out, const node_t* node, int64_t row, const settings_t* settings, work_t* work
 ) noexcept nogil:
     cdef int64_t i, at, first, count, start = out.size
     cdef int status
@@ -301,14 +362,14 @@ cdef int put_list(
                 return NO_MEMORY
             out.data[out.size] = b","
             out.size += 1
-            status = put_value(out, item, at, settings, trouble)
+            status = put_value(out, item, at, settings, work)
         if status != OK:
             return status
     return close(out, start, b"[", b"]")
 
 
 cdef int put_map(
-    out_t* out, const node_t* node, int64_t row, const settings_t* settings, trouble_t* trouble
+    out_t* out, const node_t* node, int64_t row, const settings_t* settings, work_t* work
 ) noexcept nogil:
     cdef int64_t i, at, first, count, start = out.size
     cdef int status
@@ -319,12 +380,12 @@ cdef int put_map(
         at = i
         key = resolve(&node.children[0].children[0], &at)
         if key == NULL:
-            trouble.node = node
-            trouble.row = row
+            work.node = node
+            work.row = row
             return BAD_KEY
         if out_put(out, b",", 1):
             return NO_MEMORY
-        status = put_key(out, key, at, settings, trouble)
+        status = put_key(out, key, at, settings, work)
         if status != OK:
             return status
         at = i
@@ -334,14 +395,14 @@ cdef int put_map(
         else:
             if out_put(out, b":", 1):
                 return NO_MEMORY
-            status = put_value(out, item, at, settings, trouble)
+            status = put_value(out, item, at, settings, work)
         if status != OK:
             return status
     return close(out, start, b"{", b"}")
 
 
 cdef int put_key(
-    out_t* out, const node_t* node, int64_t row, const settings_t* settings, trouble_t* trouble
+    out_t* out, const node_t* node, int64_t row, const settings_t* settings, work_t* work
 ) noexcept nogil:
     """The key of a map: what Java's toString() makes of the value that Spark has in memory."""
     cdef int64_t start, number
@@ -372,7 +433,7 @@ cdef int put_key(
     start = out.size
     out.data[start] = b'"'
     out.size += 1
-    status = put_value(out, node, row, settings, trouble)
+    status = put_value(out, node, row, settings, work)
     if status != OK:
         return status
     if out.data[start + 1] == b'"':  # text brings its own quotes: the first is one too many
@@ -383,7 +444,7 @@ cdef int put_key(
 
 
 cdef int put_value(
-    out_t* out, const node_t* node, int64_t row, const settings_t* settings, trouble_t* trouble
+    out_t* out, const node_t* node, int64_t row, const settings_t* settings, work_t* work
 ) noexcept nogil:
     """A value that is not null, of a node that `resolve` gave."""
     cdef const char* data
@@ -395,29 +456,31 @@ cdef int put_value(
         get_bytes(node, row, &data, &size)
         status = put_string(out, data, size)
     elif kind == KIND_STRUCT:
-        return put_struct(out, node, row, settings, trouble)
+        return put_struct(out, node, row, settings, work)
     elif kind == KIND_LIST:
-        return put_list(out, node, row, settings, trouble)
+        return put_list(out, node, row, settings, work)
     elif kind == KIND_MAP:
-        return put_map(out, node, row, settings, trouble)
+        return put_map(out, node, row, settings, work)
     elif kind == KIND_BINARY:
         get_bytes(node, row, &data, &size)
         return put_base64(out, data, size)
     else:
         if out_reserve(out, NUMBER_BYTES):
             return NO_MEMORY
-        to = put_plain(out.data + out.size, node, row, settings)
+        to = put_plain(out.data + out.size, node, row, settings, work)
         if to == NULL:
             status = BAD_TIME
         else:
             out.size = to - out.data
     if status != OK:
-        trouble.node = node
-        trouble.row = row
+        work.node = node
+        work.row = row
     return status
 
 
-cdef inline char* put_plain(char* to, const node_t* node, int64_t row, const settings_t* settings) noexcept nogil:
+cdef inline char* put_plain(
+    char* to, const node_t* node, int64_t row, const settings_t* settings, work_t* work
+) noexcept nogil:
     """A number or time, at most NUMBER_BYTES long; returns its end, or NULL for a time out of range."""
     cdef int kind = node.kind
     cdef uint16_t half
@@ -434,10 +497,10 @@ cdef inline char* put_plain(char* to, const node_t* node, int64_t row, const set
         memcpy(to, b"false", 5)
         return to + 5
     elif kind == KIND_TIMESTAMP:
-        return put_timestamp(to, node, get_integer(node, row), settings)
+        return put_timestamp(to, node, load64(node.data, row), settings, work)
     elif kind == KIND_DATE32:
         to[0] = b'"'
-        to = put_date(to + 1, load32(node.data, row))
+        to = put_date(to + 1, load32(node.data, row), work)
         to[0] = b'"'
         return to + 1
     elif kind == KIND_DECIMAL:
@@ -450,7 +513,7 @@ cdef inline char* put_plain(char* to, const node_t* node, int64_t row, const set
         memcpy(&half, node.data + 2 * row, 2)
         return put_float(to, float_of_half(half))
     elif kind == KIND_DATE64:
-        return put_date64(to, load64(node.data, row))
+        return put_date64(to, load64(node.data, row), work)
     elif kind == KIND_TIME:
         return put_time(to, node, get_integer(node, row))
     elif kind == KIND_DURATION:
@@ -488,21 +551,36 @@ cdef inline uint64_t eight_digits(uint64_t number) noexcept nogil:
     return quotients | (parts - 10 * quotients) << 8
 
 
-cdef inline char* put_unsigned(char* to, uint64_t number) noexcept nogil:
-    """Writes up to 24 bytes, of which only those before the end that it returns count."""
-    cdef uint64_t digits, upper
-    cdef int zeros
-    if number < 100000000ULL:
-        digits = eight_digits(number)
-        zeros = fp_ctz(digits | 1ULL << 56) >> 3  # bytes in front that are 0, but for the last
-        digits = (digits + 0x3030303030303030ULL) >> (8 * zeros)
-        memcpy(to, &digits, 8)
-        return to + 8 - zeros
-    upper = number // 100000000ULL
-    to = put_unsigned(to, upper)
-    digits = eight_digits(number - upper * 100000000ULL) + 0x3030303030303030ULL
+cdef inline char* put_small(char* to, uint64_t number) noexcept nogil:
+    """A number below 10^8; writes 8 bytes, of which only those before the end that it returns count."""
+    cdef uint64_t digits = eight_digits(number)
+    cdef int zeros = fp_ctz(digits | 1ULL << 56) & ~7  # bits of the zeros in front, but for the last digit
+    digits = (digits + 0x3030303030303030ULL) >> zeros
+    memcpy(to, &digits, 8)
+    return to + 8 - (zeros >> 3)
+
+
+cdef inline char* put_eight(char* to, uint64_t number) noexcept nogil:
+    """A number below 10^8 with zeros in front."""
+    cdef uint64_t digits = eight_digits(number) + 0x3030303030303030ULL
     memcpy(to, &digits, 8)
     return to + 8
+
+
+cdef char* put_large(char* to, uint64_t number) noexcept nogil:
+    cdef uint64_t upper = number // 100000000ULL, top = upper // 100000000ULL
+    if top:
+        to = put_eight(put_small(to, top), upper - top * 100000000ULL)
+    else:
+        to = put_small(to, upper)
+    return put_eight(to, number - upper * 100000000ULL)
+
+
+cdef inline char* put_unsigned(char* to, uint64_t number) noexcept nogil:
+    """Writes up to 24 bytes, of which only those before the end that it returns count."""
+    if number < 100000000ULL:
+        return put_small(to, number)
+    return put_large(to, number)
 
 
 cdef inline void put_digits(char* to, uint64_t number, int count) noexcept nogil:
@@ -538,19 +616,19 @@ cdef char* put_double(char* to, double number) noexcept nogil:
     """
     cdef char text[40]
     cdef int64_t millionths
+    cdef uint64_t digits, after
     cdef double size = fabs(number)
     if 1e-3 <= size < 1e7:
         millionths = <int64_t> (size * 1e6 + 0.5)
         if <double> millionths / 1e6 == size:
             to[0] = b"-"
             to += number < 0
-            to = put_unsigned(to, <uint64_t> (millionths // 1000000))
+            to = put_small(to, <uint64_t> millionths // 1000000)
             to[0] = b"."
-            put_digits(to + 1, <uint64_t> (millionths % 1000000), 6)
-            to += 6
-            while to[0] == b"0" and (to - 1)[0] != b".":
-                to -= 1
-            return to + 1
+            digits = eight_digits(<uint64_t> millionths % 1000000 * 100)
+            after = digits + 0x3030303030303030ULL
+            memcpy(to + 1, &after, 8)
+            return to + 2 + (fp_highest(digits | 1) >> 3)  # without the zeros at the end, but for one behind the point
     elif not isfinite(number):
         return put_special(to, number)
     return put_java(to, text, fp_shortest64(text, number), number)
@@ -663,8 +741,12 @@ cdef char* put_decimal(char* to, const node_t* node, int64_t row) noexcept nogil
         negative = small < 0
         limbs[0] = 0 - <uint64_t> small if negative else <uint64_t> small
     else:
-        memcpy(limbs, node.data + node.width * row, node.width)
-        used = <int> (node.width // 8)
+        limbs[0] = <uint64_t> load64(node.data, 2 * row)
+        limbs[1] = <uint64_t> load64(node.data, 2 * row + 1)
+        used = 2
+        if node.width == 32:
+            memcpy(limbs, node.data + 32 * row, 32)
+            used = 4
         negative = <int64_t> limbs[used - 1] < 0
         if negative:
             chunk = 1  # the carry of -x = ~x + 1
@@ -673,6 +755,12 @@ cdef char* put_decimal(char* to, const node_t* node, int64_t row) noexcept nogil
                 chunk = chunk and limbs[i] == 0
         while used > 1 and limbs[used - 1] == 0:
             used -= 1
+    to[0] = b"-"
+    to += negative
+    if used == 1 and node.scale == 2:  # money
+        to = put_unsigned(to, limbs[0] // 100)
+        to[0] = b"."
+        return put_two(to + 1, <int64_t> (limbs[0] % 100))
     while used > 1:  # 19 digits at a time, from behind
         rest = 0
         for i in range(used - 1, -1, -1):
@@ -694,8 +782,6 @@ cdef char* put_decimal(char* to, const node_t* node, int64_t row) noexcept nogil
         while digits[at] == b"0":
             at += 1
         count = 80 - at
-    to[0] = b"-"
-    to += negative
     point = count - node.scale  # digits in front of the point
     if node.scale > 0 and count <= 20 and point > 0:  # what most are
         memcpy(to, digits + at, 24)
@@ -736,7 +822,17 @@ cdef inline int64_t per_second(int unit) noexcept nogil:
     return 1 if unit == UNIT_SECOND else 1000 if unit == UNIT_MILLI else 1000000 if unit == UNIT_MICRO else 1000000000
 
 
-cdef char* put_date(char* to, int64_t days) noexcept nogil:
+cdef inline char* put_date(char* to, int64_t days, work_t* work) noexcept nogil:
+    """2024-02-29; writes up to 24 bytes."""
+    cdef date_t* date = &work.dates[days & (DATES - 1)]
+    if date.day != days or date.size == 0:
+        date.day = days
+        date.size = put_civil(date.text, days) - date.text
+    memcpy(to, date.text, 24)
+    return to + date.size
+
+
+cdef char* put_civil(char* to, int64_t days) noexcept nogil:
     """Days since 1970 as year, month and day of the Gregorian calendar, which is taken to have been there for ever.
 
     A year is counted from March, so that the day that leap years have more is its last; 400 years have 146097 days.
@@ -771,11 +867,11 @@ cdef char* put_date(char* to, int64_t days) noexcept nogil:
     return put_two(to + 1, day)
 
 
-cdef char* put_date64(char* to, int64_t milliseconds) noexcept nogil:
+cdef char* put_date64(char* to, int64_t milliseconds, work_t* work) noexcept nogil:
     if milliseconds // 1000 > MOST_SECONDS or milliseconds // 1000 < -MOST_SECONDS:
         return NULL
     to[0] = b'"'
-    to = put_date(to + 1, floor_div(milliseconds, 86400000))
+    to = put_date(to + 1, floor_div(milliseconds, 86400000), work)
     to[0] = b'"'
     return to + 1
 
@@ -816,33 +912,33 @@ cdef int64_t offset_at(const settings_t* settings, int64_t seconds) noexcept nog
     return settings.offsets[low - 1] if low else settings.offset
 
 
-cdef char* put_timestamp(char* to, const node_t* node, int64_t number, const settings_t* settings) noexcept nogil:
-    cdef int64_t seconds, part, days, offset = 0
+cdef inline char* put_timestamp(
+    char* to, const node_t* node, int64_t number, const settings_t* settings, work_t* work
+) noexcept nogil:
+    cdef int64_t seconds, part, days, offset = 0  # part: nanoseconds
     cdef bint zoned = node.zone[0] != 0
-    cdef int digits = 3 * node.unit
+    cdef uint64_t digits
     if node.unit == UNIT_MICRO:  # a constant divisor: much faster than one that is not known before
         seconds = floor_div(number, 1000000)
-        part = number - seconds * 1000000
+        part = (number - seconds * 1000000) * 1000
     else:
         seconds = floor_div(number, per_second(node.unit))
         if not -MOST_SECONDS <= seconds <= MOST_SECONDS:
             return NULL
-        part = number - seconds * per_second(node.unit)
+        part = (number - seconds * per_second(node.unit)) * (1000000000 // per_second(node.unit))
     if zoned:
         offset = offset_at(settings, seconds)
         seconds += offset
     days = floor_div(seconds, 86400)
     to[0] = b'"'
-    to = put_date(to + 1, days)
+    to = put_date(to + 1, days, work)
     to[0] = b"T"
     to = put_clock(to + 1, <uint32_t> (seconds - days * 86400))
     if settings.fraction:
-        while digits > settings.fraction:
-            part //= 10
-            digits -= 1
         to[0] = b"."
-        put_digits(to + 1, <uint64_t> part, digits)
-        memcpy(to + 1 + digits, b"000000000", 9)
+        digits = eight_digits(<uint64_t> part // 10) + 0x3030303030303030ULL
+        memcpy(to + 1, &digits, 8)
+        to[9] = <char> (c'0' + part % 10)
         to += 1 + settings.fraction
     if zoned:
         to = put_offset(to, offset)
@@ -955,6 +1051,29 @@ cdef inline uint64_t specials(uint64_t word) noexcept nogil:
     ) & 0x8080808080808080ULL
 
 
+cdef inline int put_short(out_t* out, const char* data, int64_t size) noexcept nogil:
+    """put_string for up to 16 bytes where 16 can be read, and there is room for them: without a loop or a branch that
+    depends on the size. What is behind the text counts as spaces."""
+    cdef uint64_t first, second, mask, spaces = 0x2020202020202020ULL
+    cdef char* to = out.data + out.size
+    memcpy(&first, data, 8)
+    memcpy(&second, data + 8, 8)
+    memcpy(&mask, fp_masks + 16 - size, 8)
+    first = (first & mask) | (spaces & ~mask)
+    memcpy(&mask, fp_masks + 24 - size, 8)
+    second = (second & mask) | (spaces & ~mask)
+    if specials(first) | specials(second):
+        return put_escaped(out, data, size)
+    if (first | second) & 0x8080808080808080ULL and not is_utf8(data, size):
+        return BAD_UTF8
+    to[0] = b'"'
+    memcpy(to + 1, &first, 8)
+    memcpy(to + 9, &second, 8)
+    to[size + 1] = b'"'
+    out.size += size + 2
+    return OK
+
+
 cdef int put_string(out_t* out, const char* data, int64_t size) noexcept nogil:
     """Quoted, escaped as Jackson does it; OK, NO_MEMORY or BAD_UTF8.
 
@@ -1010,56 +1129,80 @@ cdef int put_string(out_t* out, const char* data, int64_t size) noexcept nogil:
 
 
 cdef int put_escaped(out_t* out, const char* data, int64_t size) noexcept nogil:
-    """put_string for a text that has something to escape, or might have."""
-    cdef int64_t i, escapes = 0
-    cdef uint8_t byte, high = 0
+    """put_string for a text that has something to escape."""
+    cdef int64_t i = 0, stop, room = 6 * size
+    cdef uint64_t word, seen = 0
+    cdef uint8_t byte
     cdef char* to
-    for i in range(size):
-        byte = <uint8_t> data[i]
-        escapes += byte < 0x20 or byte == c'"' or byte == c"\\"
-    if out_reserve(out, size + 5 * escapes + 16):
+    if size > 4096:  # an escape has six bytes at most, but of a long text they should be counted
+        room = size
+        for i in range(size):
+            byte = <uint8_t> data[i]
+            room += 5 * (byte < 0x20 or byte == c'"' or byte == c"\\")
+        i = 0
+    if out_reserve(out, room + 16):
         return NO_MEMORY
     to = out.data + out.size
     to[0] = b'"'
     to += 1
-    for i in range(size):
-        byte = <uint8_t> data[i]
-        to[0] = <char> byte
-        if byte >= 0x20 and byte != c'"' and byte != c"\\":
-            high |= byte
+    while i < size:
+        if i + 8 <= size:
+            memcpy(&word, data + i, 8)
+            seen |= word
+            if not specials(word):
+                memcpy(to, &word, 8)
+                to += 8
+                i += 8
+                continue
+        stop = min(i + 8, size)
+        while i < stop:
+            byte = <uint8_t> data[i]
+            i += 1
+            to[0] = <char> byte
             to += 1
-            continue
-        to[0] = b"\\"
-        to += 2
-        if byte == c'"' or byte == c"\\":
-            (to - 1)[0] = <char> byte
-        elif byte == c"\n":
-            (to - 1)[0] = b"n"
-        elif byte == c"\t":
-            (to - 1)[0] = b"t"
-        elif byte == c"\r":
-            (to - 1)[0] = b"r"
-        elif byte == c"\b":
-            (to - 1)[0] = b"b"
-        elif byte == c"\f":
-            (to - 1)[0] = b"f"
-        else:
-            memcpy(to - 1, b"u00", 3)
-            (to + 2)[0] = HEX[byte >> 4]
-            (to + 3)[0] = HEX[byte & 15]
-            to += 4
-    if high >= 0x80 and not is_utf8(data, size):
+            if byte < 0x20 or byte == c'"' or byte == c"\\":
+                to = put_escape(to - 1, byte)
+            seen |= byte
+    if seen & 0x8080808080808080ULL and not is_utf8(data, size):
         return BAD_UTF8
     to[0] = b'"'
     out.size = to + 1 - out.data
     return OK
 
 
+cdef char* put_escape(char* to, uint8_t byte) noexcept nogil:
+    to[0] = b"\\"
+    if byte == c'"' or byte == c"\\":
+        to[1] = <char> byte
+    elif byte == c"\n":
+        to[1] = b"n"
+    elif byte == c"\t":
+        to[1] = b"t"
+    elif byte == c"\r":
+        to[1] = b"r"
+    elif byte == c"\b":
+        to[1] = b"b"
+    elif byte == c"\f":
+        to[1] = b"f"
+    else:
+        memcpy(to + 1, b"u00", 3)
+        to[4] = HEX[byte >> 4]
+        to[5] = HEX[byte & 15]
+        return to + 6
+    return to + 2
+
+
 cdef bint is_utf8(const char* text, int64_t size) noexcept nogil:
     cdef int64_t run, i = 0
+    cdef uint64_t word
     while i < size:
         if <uint8_t> text[i] < 0x80:
             i += 1
+            while i + 8 <= size:
+                memcpy(&word, text + i, 8)
+                if word & 0x8080808080808080ULL:
+                    break
+                i += 8
             continue
         run = utf8_run(text + i, size - i)
         if run == 0:
