@@ -398,6 +398,12 @@ def test_an_alias_names_the_column_too() -> None:
     schema["fields"] = [{"name": "customer", "type": "long", "aliases": ["client", "buyer"]}]
     (made,) = Avro(schema, wire="bare").encode(pa.record_batch({"buyer": [7]})).to_pylist()
     assert read(schema, made) == {"customer": 7}
+    schema["fields"] = [
+        {"name": "old", "type": "long", "aliases": ["id"], "default": 5},
+        {"name": "id", "type": "long"},
+    ]
+    (made,) = Avro(schema, wire="bare").encode(pa.record_batch({"id": [7]})).to_pylist()
+    assert read(schema, made) == {"old": 5, "id": 7}
 
 
 def test_a_named_type_is_used_again_and_may_hold_itself() -> None:
