@@ -51,6 +51,8 @@ cdef extern from *:
 
     /* How many bits are 0 below the lowest that is 1, of which there must be one. */
     static inline int fp_ctz(uint64_t bits) { return __builtin_ctzll(bits); }
+    /* Which bit is the highest that is 1, of which there must be one. */
+    static inline int fp_highest(uint64_t bits) { return 63 - __builtin_clzll(bits); }
 
     typedef unsigned __int128 fp_uint128;
     #define FP_TEN_19 10000000000000000000ULL
@@ -64,6 +66,7 @@ cdef extern from *:
     char* fp_shortest32(char* to, float number) noexcept nogil
     char* fp_two_digits(char* to, double number) noexcept nogil
     int fp_ctz(uint64_t bits) noexcept nogil
+    int fp_highest(uint64_t bits) noexcept nogil
     ctypedef uint64_t fp_uint128  # wider than it seems
     const char* fp_pairs          # the numbers from 00 to 99
     const uint64_t FP_TEN_19      # the largest power of ten in 64 bits
@@ -72,6 +75,7 @@ cdef extern from *:
 cdef enum:
     PREFIX_BYTES = 32      # a prefix of up to so many bytes is copied without asking for its size
     NUMBER_BYTES = 192     # no number or time takes more
+    DATES = 64             # a power of two
 
 cdef enum:
     OK = 0
@@ -102,9 +106,16 @@ ctypedef struct settings_t:
     int64_t cycle_from        # from then on everything repeats after CYCLE_SECONDS
 
 
-ctypedef struct trouble_t:
+ctypedef struct date_t:
+    int64_t day               # since 1970
+    int64_t size              # of the text; 0 in an entry that is not used yet
+    char text[24]
+
+
+ctypedef struct work_t:
     const node_t* node        # whose value cannot be written
     int64_t row               # in that node
+    date_t dates[DATES]       # written lately, by day modulo DATES: rows often have the same few days
 
 
 cdef class Plan:
@@ -188,13 +199,14 @@ def encode(batch, bint nulls=False, int fraction=3, zone=(0, None, None, 0)):
     cdef Plan plan = Plan.__new__(Plan)
     cdef Encoded encoded
     cdef settings_t settings
-    cdef trouble_t trouble
+    cdef work_t work
     cdef const int64_t[::1] starts
     cdef const int64_t[::1] offsets
     cdef int status = OK
     if not 0 <= fraction <= 9:
         raise ValueError(f"fraction must be from 0 to 9 digits, not {fraction}")
     memset(&settings, 0, sizeof(settings_t))
+    memset(&work, 0, sizeof(work_t))
     settings.nulls = nulls
     settings.fraction = fraction
     settings.offset = zone[0]
@@ -208,35 +220,35 @@ def encode(batch, bint nulls=False, int fraction=3, zone=(0, None, None, 0)):
     encoded = encoded_of(tree.root.length, 16 * max(plan.used, 1))
     while encoded.done < encoded.rows:
         with nogil:
-            status = write_rows(encoded, &tree.root, &settings, &trouble)
+            status = write_rows(encoded, &tree.root, &settings, &work)
         if status == NO_MEMORY:
             raise MemoryError
         if status != OK:
-            encoded.reject(reason(tree, status, &trouble))
+            encoded.reject(reason(tree, status, &work))
     return encoded
 
 
-cdef object reason(Tree tree, int status, const trouble_t* trouble):
+cdef object reason(Tree tree, int status, const work_t* work):
     cdef const char* data
     cdef int64_t size
-    path = tree.path(trouble.node)
+    path = tree.path(work.node)
     if status == BAD_UTF8:
-        get_bytes(trouble.node, trouble.row, &data, &size)
+        get_bytes(work.node, work.row, &data, &size)
         more = "..." if size > 40 else ""
         return ValueError(f"has text that is no UTF-8 in column {path!r}: {data[:min(size, 40)]!r}{more}")
     if status == BAD_KEY:
         return ValueError(f"has a null for a key in the map {path!r}")
-    number = tree.cell(trouble.node, trouble.row)
-    return ValueError(f"has a time beyond the year 999999999 in column {path!r}: {number}")
+    number = tree.cell(work.node, work.row)
+    return ValueError(f"has a time that cannot be written in column {path!r}: {number}")
 
 
 cdef int write_rows(
-    Encoded encoded, const node_t* root, const settings_t* settings, trouble_t* trouble
+    Encoded encoded, const node_t* root, const settings_t* settings, work_t* work
 ) noexcept nogil:
     """Rows from `done` on, until one cannot be written."""
     cdef int status
     while encoded.done < encoded.rows:
-        status = put_struct(&encoded.out, root, encoded.done, settings, trouble)
+        status = put_struct(&encoded.out, root, encoded.done, settings, work)
         if status != OK:
             return status
         finish_row(encoded)
@@ -244,7 +256,7 @@ cdef int write_rows(
 
 
 cdef int put_struct(
-    out_t* out, const node_t* node, int64_t row, const settings_t* settings, trouble_t* trouble
+    out_t* out, const node_t* node, int64_t row, const settings_t* settings, work_t* work
 ) noexcept nogil:
     cdef int64_t i, at = row, start = out.size
     cdef int status
@@ -266,7 +278,7 @@ cdef int put_struct(
         if child == NULL:
             status = out_put(out, b"null", 4)
         else:
-            status = put_value(out, child, at, settings, trouble)
+            status = put_value(out, child, at, settings, work)
         if status != OK:
             return status
     return close(out, start, b"{", b"}")
@@ -285,7 +297,7 @@ cdef inline int close(out_t* out, int64_t start, char opening, char closing) noe
 
 
 cdef int put_list(
-    out_t* out, const node_t* node, int64_t row, const settings_t* settings, trouble_t* trouble
+    out_t* out, const node_t* node, int64_t row, const settings_t* settings, work_t* work
 ) noexcept nogil:
     cdef int64_t i, at, first, count, start = out.size
     cdef int status
@@ -301,14 +313,14 @@ cdef int put_list(
                 return NO_MEMORY
             out.data[out.size] = b","
             out.size += 1
-            status = put_value(out, item, at, settings, trouble)
+            status = put_value(out, item, at, settings, work)
         if status != OK:
             return status
     return close(out, start, b"[", b"]")
 
 
 cdef int put_map(
-    out_t* out, const node_t* node, int64_t row, const settings_t* settings, trouble_t* trouble
+    out_t* out, const node_t* node, int64_t row, const settings_t* settings, work_t* work
 ) noexcept nogil:
     cdef int64_t i, at, first, count, start = out.size
     cdef int status
@@ -319,12 +331,12 @@ cdef int put_map(
         at = i
         key = resolve(&node.children[0].children[0], &at)
         if key == NULL:
-            trouble.node = node
-            trouble.row = row
+            work.node = node
+            work.row = row
             return BAD_KEY
         if out_put(out, b",", 1):
             return NO_MEMORY
-        status = put_key(out, key, at, settings, trouble)
+        status = put_key(out, key, at, settings, work)
         if status != OK:
             return status
         at = i
@@ -334,14 +346,14 @@ cdef int put_map(
         else:
             if out_put(out, b":", 1):
                 return NO_MEMORY
-            status = put_value(out, item, at, settings, trouble)
+            status = put_value(out, item, at, settings, work)
         if status != OK:
             return status
     return close(out, start, b"{", b"}")
 
 
 cdef int put_key(
-    out_t* out, const node_t* node, int64_t row, const settings_t* settings, trouble_t* trouble
+    out_t* out, const node_t* node, int64_t row, const settings_t* settings, work_t* work
 ) noexcept nogil:
     """The key of a map: what Java's toString() makes of the value that Spark has in memory."""
     cdef int64_t start, number
@@ -372,7 +384,7 @@ cdef int put_key(
     start = out.size
     out.data[start] = b'"'
     out.size += 1
-    status = put_value(out, node, row, settings, trouble)
+    status = put_value(out, node, row, settings, work)
     if status != OK:
         return status
     if out.data[start + 1] == b'"':  # text brings its own quotes: the first is one too many
@@ -383,7 +395,7 @@ cdef int put_key(
 
 
 cdef int put_value(
-    out_t* out, const node_t* node, int64_t row, const settings_t* settings, trouble_t* trouble
+    out_t* out, const node_t* node, int64_t row, const settings_t* settings, work_t* work
 ) noexcept nogil:
     """A value that is not null, of a node that `resolve` gave."""
     cdef const char* data
@@ -395,29 +407,31 @@ cdef int put_value(
         get_bytes(node, row, &data, &size)
         status = put_string(out, data, size)
     elif kind == KIND_STRUCT:
-        return put_struct(out, node, row, settings, trouble)
+        return put_struct(out, node, row, settings, work)
     elif kind == KIND_LIST:
-        return put_list(out, node, row, settings, trouble)
+        return put_list(out, node, row, settings, work)
     elif kind == KIND_MAP:
-        return put_map(out, node, row, settings, trouble)
+        return put_map(out, node, row, settings, work)
     elif kind == KIND_BINARY:
         get_bytes(node, row, &data, &size)
         return put_base64(out, data, size)
     else:
         if out_reserve(out, NUMBER_BYTES):
             return NO_MEMORY
-        to = put_plain(out.data + out.size, node, row, settings)
+        to = put_plain(out.data + out.size, node, row, settings, work)
         if to == NULL:
             status = BAD_TIME
         else:
             out.size = to - out.data
     if status != OK:
-        trouble.node = node
-        trouble.row = row
+        work.node = node
+        work.row = row
     return status
 
 
-cdef inline char* put_plain(char* to, const node_t* node, int64_t row, const settings_t* settings) noexcept nogil:
+cdef inline char* put_plain(
+    char* to, const node_t* node, int64_t row, const settings_t* settings, work_t* work
+) noexcept nogil:
     """A number or time, at most NUMBER_BYTES long; returns its end, or NULL for a time out of range."""
     cdef int kind = node.kind
     cdef uint16_t half
@@ -434,10 +448,10 @@ cdef inline char* put_plain(char* to, const node_t* node, int64_t row, const set
         memcpy(to, b"false", 5)
         return to + 5
     elif kind == KIND_TIMESTAMP:
-        return put_timestamp(to, node, get_integer(node, row), settings)
+        return put_timestamp(to, node, load64(node.data, row), settings, work)
     elif kind == KIND_DATE32:
         to[0] = b'"'
-        to = put_date(to + 1, load32(node.data, row))
+        to = put_date(to + 1, load32(node.data, row), work)
         to[0] = b'"'
         return to + 1
     elif kind == KIND_DECIMAL:
@@ -450,7 +464,7 @@ cdef inline char* put_plain(char* to, const node_t* node, int64_t row, const set
         memcpy(&half, node.data + 2 * row, 2)
         return put_float(to, float_of_half(half))
     elif kind == KIND_DATE64:
-        return put_date64(to, load64(node.data, row))
+        return put_date64(to, load64(node.data, row), work)
     elif kind == KIND_TIME:
         return put_time(to, node, get_integer(node, row))
     elif kind == KIND_DURATION:
@@ -538,6 +552,7 @@ cdef char* put_double(char* to, double number) noexcept nogil:
     """
     cdef char text[40]
     cdef int64_t millionths
+    cdef uint64_t digits, after
     cdef double size = fabs(number)
     if 1e-3 <= size < 1e7:
         millionths = <int64_t> (size * 1e6 + 0.5)
@@ -546,11 +561,10 @@ cdef char* put_double(char* to, double number) noexcept nogil:
             to += number < 0
             to = put_unsigned(to, <uint64_t> (millionths // 1000000))
             to[0] = b"."
-            put_digits(to + 1, <uint64_t> (millionths % 1000000), 6)
-            to += 6
-            while to[0] == b"0" and (to - 1)[0] != b".":
-                to -= 1
-            return to + 1
+            digits = eight_digits(<uint64_t> (millionths % 1000000) * 100)
+            after = digits + 0x3030303030303030ULL
+            memcpy(to + 1, &after, 8)
+            return to + 2 + (fp_highest(digits | 1) >> 3)  # without the zeros at the end, but for one behind the point
     elif not isfinite(number):
         return put_special(to, number)
     return put_java(to, text, fp_shortest64(text, number), number)
@@ -673,6 +687,12 @@ cdef char* put_decimal(char* to, const node_t* node, int64_t row) noexcept nogil
                 chunk = chunk and limbs[i] == 0
         while used > 1 and limbs[used - 1] == 0:
             used -= 1
+    to[0] = b"-"
+    to += negative
+    if used == 1 and node.scale == 2:  # money
+        to = put_unsigned(to, limbs[0] // 100)
+        to[0] = b"."
+        return put_two(to + 1, <int64_t> (limbs[0] % 100))
     while used > 1:  # 19 digits at a time, from behind
         rest = 0
         for i in range(used - 1, -1, -1):
@@ -694,8 +714,6 @@ cdef char* put_decimal(char* to, const node_t* node, int64_t row) noexcept nogil
         while digits[at] == b"0":
             at += 1
         count = 80 - at
-    to[0] = b"-"
-    to += negative
     point = count - node.scale  # digits in front of the point
     if node.scale > 0 and count <= 20 and point > 0:  # what most are
         memcpy(to, digits + at, 24)
@@ -736,7 +754,17 @@ cdef inline int64_t per_second(int unit) noexcept nogil:
     return 1 if unit == UNIT_SECOND else 1000 if unit == UNIT_MILLI else 1000000 if unit == UNIT_MICRO else 1000000000
 
 
-cdef char* put_date(char* to, int64_t days) noexcept nogil:
+cdef inline char* put_date(char* to, int64_t days, work_t* work) noexcept nogil:
+    """2024-02-29; writes up to 24 bytes."""
+    cdef date_t* date = &work.dates[days & (DATES - 1)]
+    if date.day != days or date.size == 0:
+        date.day = days
+        date.size = put_civil(date.text, days) - date.text
+    memcpy(to, date.text, 24)
+    return to + date.size
+
+
+cdef char* put_civil(char* to, int64_t days) noexcept nogil:
     """Days since 1970 as year, month and day of the Gregorian calendar, which is taken to have been there for ever.
 
     A year is counted from March, so that the day that leap years have more is its last; 400 years have 146097 days.
@@ -771,11 +799,11 @@ cdef char* put_date(char* to, int64_t days) noexcept nogil:
     return put_two(to + 1, day)
 
 
-cdef char* put_date64(char* to, int64_t milliseconds) noexcept nogil:
+cdef char* put_date64(char* to, int64_t milliseconds, work_t* work) noexcept nogil:
     if milliseconds // 1000 > MOST_SECONDS or milliseconds // 1000 < -MOST_SECONDS:
         return NULL
     to[0] = b'"'
-    to = put_date(to + 1, floor_div(milliseconds, 86400000))
+    to = put_date(to + 1, floor_div(milliseconds, 86400000), work)
     to[0] = b'"'
     return to + 1
 
@@ -816,33 +844,33 @@ cdef int64_t offset_at(const settings_t* settings, int64_t seconds) noexcept nog
     return settings.offsets[low - 1] if low else settings.offset
 
 
-cdef char* put_timestamp(char* to, const node_t* node, int64_t number, const settings_t* settings) noexcept nogil:
-    cdef int64_t seconds, part, days, offset = 0
+cdef inline char* put_timestamp(
+    char* to, const node_t* node, int64_t number, const settings_t* settings, work_t* work
+) noexcept nogil:
+    cdef int64_t seconds, part, days, offset = 0  # part: nanoseconds
     cdef bint zoned = node.zone[0] != 0
-    cdef int digits = 3 * node.unit
+    cdef uint64_t digits
     if node.unit == UNIT_MICRO:  # a constant divisor: much faster than one that is not known before
         seconds = floor_div(number, 1000000)
-        part = number - seconds * 1000000
+        part = (number - seconds * 1000000) * 1000
     else:
         seconds = floor_div(number, per_second(node.unit))
         if not -MOST_SECONDS <= seconds <= MOST_SECONDS:
             return NULL
-        part = number - seconds * per_second(node.unit)
+        part = (number - seconds * per_second(node.unit)) * (1000000000 // per_second(node.unit))
     if zoned:
         offset = offset_at(settings, seconds)
         seconds += offset
     days = floor_div(seconds, 86400)
     to[0] = b'"'
-    to = put_date(to + 1, days)
+    to = put_date(to + 1, days, work)
     to[0] = b"T"
     to = put_clock(to + 1, <uint32_t> (seconds - days * 86400))
     if settings.fraction:
-        while digits > settings.fraction:
-            part //= 10
-            digits -= 1
         to[0] = b"."
-        put_digits(to + 1, <uint64_t> part, digits)
-        memcpy(to + 1 + digits, b"000000000", 9)
+        digits = eight_digits(<uint64_t> part // 10) + 0x3030303030303030ULL
+        memcpy(to + 1, &digits, 8)
+        to[9] = <char> (c'0' + part % 10)
         to += 1 + settings.fraction
     if zoned:
         to = put_offset(to, offset)
@@ -1057,9 +1085,15 @@ cdef int put_escaped(out_t* out, const char* data, int64_t size) noexcept nogil:
 
 cdef bint is_utf8(const char* text, int64_t size) noexcept nogil:
     cdef int64_t run, i = 0
+    cdef uint64_t word
     while i < size:
         if <uint8_t> text[i] < 0x80:
             i += 1
+            while i + 8 <= size:
+                memcpy(&word, text + i, 8)
+                if word & 0x8080808080808080ULL:
+                    break
+                i += 8
             continue
         run = utf8_run(text + i, size - i)
         if run == 0:
