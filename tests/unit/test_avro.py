@@ -271,6 +271,13 @@ def test_unions_take_null_in_either_place_and_the_branch_that_the_type_selects()
         assert one(kind, array) == [1, None]
     batch = pa.record_batch({"v": array})
     assert Avro(record(("v", ["int", "long", "null"])), wire="bare").encode(batch).to_pylist() == [b"\2\2", b"\4"]
+    batch = pa.record_batch({"v": pa.array([1], pa.uint32())})
+    assert Avro(record(("v", ["int", "long"])), wire="bare").encode(batch).to_pylist() == [b"\2\2"]
+    raw, text = {"type": "fixed", "name": "F", "size": 16}, {"type": "string", "logicalType": "uuid"}
+    for kind, branch in ((pa.binary(16), b"\2"), (pa.uuid(), b"\0")):
+        batch = pa.record_batch({"v": pa.array([bytes(16)], kind)})
+        union = [text, {**raw, "logicalType": "other"}] if branch == b"\2" else [text, "bytes"]
+        assert Avro(record(("v", union)), wire="bare").encode(batch).to_pylist()[0][:1] == branch
     symbols = {"type": "enum", "name": "E", "symbols": ["a"]}
     assert one(["null", symbols, "string"], pa.array(["x"])) == ["x"]
     with pytest.raises(Mismatch, match="equally well"):
@@ -352,6 +359,7 @@ def test_decimals_of_all_widths_fit_bytes_and_fixed(width: int) -> None:
         one({"type": "bytes", **meant, "scale": 1}, array)
     assert "too many digits" in failure({"type": "bytes", **meant, "precision": 4, "scale": 2}, array)
     assert "too many digits" in failure({"type": "fixed", "name": "D", "size": 2, **meant}, array)
+    assert "too many digits" in failure({"type": "bytes", **meant, "precision": 7}, array)  # fits, until it is raised
     assert one({"type": "bytes", **meant}, pa.array([5, -7])) == [decimal.Decimal(5), decimal.Decimal(-7)]
 
 
