@@ -1,7 +1,7 @@
 """Rows to bytes: the 12-column orders frame, about 240 bytes of JSON a row, in slices as `produce_arrow` takes them.
 
 `TimeJson` and `TimeAvro` are gates. `track_against_orjson` says how many times as fast Json is as `orjson.dumps(row)`
-for each row of `to_pylist()`, whose making is not counted; orjson knows no Decimal, and gets it as text through `default`.
+for each row of `to_pylist()`, whose making is not counted; orjson knows no Decimal, and gets it as text.
 `track_against_fastavro` does the same with Avro and `fastavro.schemaless_writer`.
 """
 
