@@ -8,6 +8,7 @@ import io
 import json
 import math
 import pickle
+import sys
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -608,6 +609,13 @@ def test_secrets_stay_out_of_texts_and_pickles() -> None:
     assert SECRET.encode() not in pickle.dumps(made)
     assert SECRET not in repr(made)
     assert pickle.loads(pickle.dumps(made)).encode(ORDERS).equals(avro.encode(ORDERS))
+
+
+def test_without_the_extra_only_the_registry_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "confluent_kafka.schema_registry", None)
+    assert len(Avro(wire="bare").encode(ORDERS)) == 2
+    with pytest.raises(ImportError, match=r"fastprod\[avro\]"):
+        Avro(subject="s", registry={"url": "mock://x"}).encode(ORDERS)
 
 
 class Refusing:
