@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-__all__ = ["Order", "run"]
+__all__ = ["ExportPlan", "Order", "chosen", "run"]
 
 SMALLEST, LARGEST = 4 << 20, 128 << 20  # bytes of a split, unless told
 PER_CORE = 4  # splits, where files are large enough: tasks end at about the same time
@@ -49,6 +49,19 @@ SHOWN = 5  # files in a message
 LABEL = 200  # characters of what a task says about its files
 
 Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class ExportPlan:
+    """What an export is about to write."""
+
+    files: int
+    bytes: int
+    """Of the files, as they are stored."""
+    rows: int | None
+    """Before `where`; None where the formats do not tell."""
+    splits: int
+    """Tasks, with about equally many bytes each."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +92,23 @@ class Survey:
     def size(self) -> int:
         return sum(file.size for file in self.listing.files)
 
+    def plan(self, splits: int) -> ExportPlan:
+        rows = [known.rows for known in self.contents.values()]
+        counted = None if any(one is None for one in rows) else sum(sum(one or ()) for one in rows)
+        return ExportPlan(len(self.listing.files), self.size, counted, splits)
+
 
 # ---- driver
 
 
 def run(
-    spark: SparkSession, order: Order, sink: Sink, *, remote: bool, cores: int | None, watch: Any = None
+    spark: SparkSession,
+    order: Order,
+    sink: Sink,
+    *,
+    remote: bool,
+    cores: int | None,
+    watch: Callable[[ExportPlan], None] | None = None,
 ) -> ExportReport:
     """Writes all files, and returns when every record is acknowledged."""
     start = time.monotonic()
@@ -104,7 +128,7 @@ def run(
     packed = [zlib.compress(pickle.dumps(split)) for split in splits]
     work = _Work(sink, reader, shape, packed)
     if watch is not None:
-        watch(survey, splits)
+        watch(survey.plan(len(splits)))
     reports = _tasks(spark, len(packed), work, "report string") if packed else []
     told = [TaskReport.from_json(row.report) for row in reports]
     if sorted(task.task for task in told) != list(range(len(packed))):

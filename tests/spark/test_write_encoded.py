@@ -161,7 +161,7 @@ def test_avro_with_a_registry_that_only_the_driver_asks(spark, kafka_cluster, to
     from fastprod.encoding import Avro
 
     kafka_cluster.create_topic(topic, 3)
-    client = SchemaRegistryClient({"url": "mock://orders"})
+    client = SchemaRegistryClient.new_client({"url": "mock://orders"})
     rows = spark.range(0, ROWS, 1, 3).selectExpr("id", "concat('n', id) AS name", "timestamp_seconds(id) AS at")
     write(rows, topic, settings(kafka_cluster), value=Avro(subject=f"{topic}-value", schema="derive", registry=client))
     read = AvroDeserializer(client)
