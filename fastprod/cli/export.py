@@ -9,11 +9,12 @@ which the first refuses before anything is sent.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -39,6 +40,7 @@ SPARKS = ("parquet", "csv", "json", "orc")  # of these, what Spark itself reads
 UNREADABLE = re.compile(r"\[(FAILED_READ_FILE|MALFORMED_RECORD_IN_PARSING|CANNOT_READ_FILE)\b")
 UNREAD = re.compile(r"ExportError: .* cannot be read: ")  # of a task that reads files itself
 NAMING = re.compile(r"^(key|value|headers|timestamp|columns) names")
+HEAD = 1 << 20  # bytes
 BAR = 24  # characters of the longest bar
 ORDERS = (  # the demo's columns
     "id AS order_id",
@@ -308,11 +310,17 @@ def _arguments(spark: SparkSession, source: str, form: str, wanted: _Wanted, avr
 
 
 def _has_value(source: str, form: str) -> bool:
-    """Whether the first file has a column 'value'."""
+    """Whether the first file has a column 'value'; of JSON lines, in its first megabyte."""
     from fastprod.spark import _files
+    from fastprod.spark._reading import learnt_json
 
     listing = _files.listed(source, form)
     first = _files.Listing(listing.systems, listing.files[:1])
+    if form == "json":
+        with suppress(OSError, ValueError), listing.systems[0].open_input_stream(listing.files[0].path) as opened:
+            lines, _, rest = opened.read(HEAD).rpartition(b"\n")
+            return "value" in learnt_json(io.BytesIO(lines or rest)).names
+        return False  # whatever is wrong with it, export says it better
     (known,) = _files.looked(first, _files.TextOptions()).values()
     return "value" in known.schema.names
 
@@ -525,7 +533,7 @@ def _show(done: ExportReport, topic: str, where: str) -> None:
     console.print(
         f"{done.records:,} records, {done.bytes / 1e6:,.1f} MB to {topic} on {where}: {done.seconds:.1f} s, "
         f"{done.records / max(done.seconds, 1e-9):,.0f} records/s, {len(done.tasks)} tasks, {done.failed} failed, "
-        f"{done.retries} retries",
+        f"{done.retries} retries" + (f", {done.skipped} tasks had been written before" if done.skipped else ""),
         highlight=False,
         soft_wrap=True,
     )
@@ -533,7 +541,9 @@ def _show(done: ExportReport, topic: str, where: str) -> None:
     for title in ("partition", "records", "first offset", "last offset"):
         table.add_column(title, justify="right")
     table.add_column("")
-    parts = done.topics[topic]
+    parts = done.topics.get(topic, {})  # none where all had been written before
+    if not parts:
+        return
     most = max(part.records for part in parts.values())
     for number, part in parts.items():
         bar = "█" * max(1, round(BAR * part.records / most))
