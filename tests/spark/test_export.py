@@ -423,3 +423,79 @@ def test_splits_hold_each_part_once_and_about_as_many_bytes(tmp_path) -> None:
         ]
         largest = max(max(known.weights) for known in survey.contents.values())
         assert max(sizes) - min(sizes) <= 2 * largest
+
+
+def test_a_large_file_is_never_in_memory_as_a_whole(tmp_path) -> None:
+    from fastprod.spark import _export, _files
+    from fastprod.spark._reading import Reader
+
+    body = [os.urandom(500).hex() for _ in range(2000)]  # 2 MB that do not compress to less than half
+    writer = None
+    for number in range(25):
+        data = pa.table({"number": [number] * 2000, "body": body})
+        writer = writer or pq.ParquetWriter(tmp_path / "a.parquet", data.schema, use_dictionary=False)
+        writer.write_table(data)
+    writer.close()
+    listing = _files.listed(tmp_path)
+    survey = _export.surveyed(listing, _files.TextOptions(), None, {})
+    (split,) = _files.divided(listing.files, survey.contents, 1e9)
+    reader = Reader(listing.systems, survey.schema, survey.folders, ("number", "body"))
+    before = pa.total_allocated_bytes()
+    most = rows = 0
+    for part in reader.read(split):
+        rows += part.batch.num_rows
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert rows == 50_000
+    assert most < 16 << 20  # of 50 MB
+
+
+class Elsewhere:
+    """As much of an fsspec file system as listing and reading need; etags tell what changes."""
+
+    protocol = "elsewhere"
+    tag = "first"
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+
+    def _told(self, path: str) -> dict:
+        kind = "directory" if os.path.isdir(path) else "file"
+        size = os.path.getsize(path)
+        return {"name": path, "size": size, "type": kind, "ETag": f'"{self.tag}-{size}"'}
+
+    def info(self, path: str, **_) -> dict:
+        if not os.path.exists(path):
+            raise FileNotFoundError(path)
+        return self._told(path)
+
+    def isdir(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def find(self, path: str, maxdepth=None, withdirs=False, detail=False, **_) -> dict:
+        return {str(found): self._told(str(found)) for found in Path(path).rglob("*") if withdirs or found.is_file()}
+
+    def open(self, path: str, mode="rb", **_):
+        return open(path, mode)
+
+
+def test_a_file_system_of_fsspec_and_its_etags(monkeypatch, tmp_path) -> None:
+    import sys
+    from types import SimpleNamespace
+
+    from fastprod.spark import ExportError, _export, _files
+    from fastprod.spark._reading import Reader
+
+    fsspec = SimpleNamespace(core=SimpleNamespace(url_to_fs=lambda uri: (Elsewhere("/"), uri.partition("://")[2])))
+    fsspec.AbstractFileSystem = Elsewhere
+    monkeypatch.setitem(sys.modules, "fsspec", fsspec)
+    pq.write_table(table(rows=10), tmp_path / "a.parquet")
+    listing = _files.listed(f"elsewhere://{tmp_path}")
+    assert [file.name for file in listing.files] == [f"elsewhere://{tmp_path}/a.parquet"]
+    assert listing.files[0].stamp == f"first-{listing.files[0].size}"
+    survey = _export.surveyed(listing, _files.TextOptions(), None, {})
+    (split,) = _files.divided(listing.files, survey.contents, 1e9)
+    reader = Reader(listing.systems, survey.schema, survey.folders, ("id",))
+    assert [rows.batch.num_rows for rows in reader.read(split)] == [10]
+    monkeypatch.setattr(Elsewhere, "tag", "second")
+    with pytest.raises(ExportError, match=r"has changed since the export began: .* etag first-.* etag second-"):
+        list(reader.read(split))
