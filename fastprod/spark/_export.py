@@ -122,8 +122,6 @@ def run(
     how = {**shape.identity(), "where": digest(str(survey.where)), "schema": digest(str(order.text))}
     bare = replace(survey, where=None)
     sink, splits = _there(spark, remote, lambda: prepared(sink, bare, size, how))
-    if len(splits) > MOST_SPLITS:
-        raise ValueError(f"{len(splits):,} splits are more than {MOST_SPLITS:,}: give a larger split_bytes")
     # Each split is packed alone: a task need not unpack those of others.
     packed = [zlib.compress(pickle.dumps(split)) for split in splits]
     work = _Work(sink, reader, shape, packed)
@@ -282,7 +280,7 @@ def prepared(sink: Sink, survey: Survey, size: float, how: Mapping[str, str]) ->
     """The splits; for exactly once those of an earlier run, after its files are found to be the same."""
     files = survey.listing.files
     if sink.job is None:
-        return sink, _files.divided(files, survey.contents, size)
+        return sink, _divided(survey, size)
     for file in files:
         if not file.stamp:
             raise SourceError(
@@ -300,13 +298,22 @@ def prepared(sink: Sink, survey: Survey, size: float, how: Mapping[str, str]) ->
                 )
         _check_files(sink, files, [one for note in _once.noted(sink, found, found["notes"]) for one in _unpacked(note)])
         size = found["split_bytes"]
-    splits = _files.divided(files, survey.contents, size)
+    splits = _divided(survey, size)
     notes = _packed([(file.name, file.size, file.stamp) for file in files])
     if len(notes) > MOST_NOTES:
         raise SourceError(f"{len(files):,} files are too many for one job of exactly_once: export folders one by one")
     about = {"split_bytes": size, "how": dict(how), "notes": len(notes)}
-    name = digest(json.dumps([notes, about, [[piece.label for piece in split] for split in splits]]))
+    # What is compressed may look otherwise on another machine, and a time be more exact.
+    sizes = [[file.name, file.size] for file in files]
+    name = digest(json.dumps([sizes, size, dict(how), [[piece.label for piece in split] for split in splits]]))
     return _once.claim(replace(sink, layout=FILES + name, partitions=len(splits)), about, notes), splits
+
+
+def _divided(survey: Survey, size: float) -> list[Split]:
+    splits = _files.divided(survey.listing.files, survey.contents, size)
+    if len(splits) > MOST_SPLITS:
+        raise ValueError(f"{len(splits):,} splits are more than {MOST_SPLITS:,}: give a larger split_bytes")
+    return splits
 
 
 def _packed(files: Sequence[tuple[str, int, str]]) -> list[str]:
@@ -332,7 +339,7 @@ def _check_files(sink: Sink, files: Sequence[File], before: Sequence[tuple[str, 
         f"{name} has changed (it was {old[name][0]:,} bytes, {_files.when(old[name][1])}, and is {size:,}, "
         f"{_files.when(stamp)})"
         for name, (size, stamp) in new.items()
-        if name in old and old[name] != (size, stamp)
+        if name in old and not (old[name][0] == size and _files.same_stamp(old[name][1], stamp))
     ]
     problems = changed + [f"{name} is new" for name in new if name not in old]
     problems += [f"{name} is gone" for name in old if name not in new]

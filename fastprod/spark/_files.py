@@ -45,6 +45,7 @@ __all__ = [
     "listed",
     "looked",
     "same_kind",
+    "same_stamp",
     "stamp_of",
     "when",
 ]
@@ -168,6 +169,14 @@ def stamp_of(system: FileSystem, info: FileInfo) -> str:
         if tag is not None:
             return str(tag).strip('"')
     return "" if info.mtime_ns is None else str(info.mtime_ns)
+
+
+def same_stamp(one: str, other: str) -> bool:
+    """Whether two stamps are of the same content. Some stores tell milliseconds in listings, but seconds of a file."""
+    if one == other or not (one.isdecimal() and other.isdecimal()):
+        return one == other
+    (seconds, rest), (others, more) = divmod(int(one), 10**9), divmod(int(other), 10**9)
+    return seconds == others and (not rest or not more)
 
 
 @dataclass(frozen=True)

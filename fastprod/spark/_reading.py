@@ -24,6 +24,7 @@ from fastprod.spark._files import (
     TextOptions,
     folder_values,
     same_kind,
+    same_stamp,
     stamp_of,
     when,
 )
@@ -103,7 +104,7 @@ class Reader:
             stamp = "" if info.type == FileType.NotFound else stamp_of(system, info)
         if info.type == FileType.NotFound:
             raise ExportError(f"{file.name} was there when the export began, and is gone. Nobody may change its files")
-        if (info.size, stamp) != (file.size, file.stamp):
+        if info.size != file.size or not same_stamp(stamp, file.stamp):
             raise ExportError(
                 f"{file.name} has changed since the export began: it was {file.size:,} bytes, {when(file.stamp)}, and "
                 f"is {info.size:,}, {when(stamp)}. Nobody may change its files"

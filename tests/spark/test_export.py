@@ -471,6 +471,9 @@ class Elsewhere:
     def isdir(self, path: str) -> bool:
         return os.path.isdir(path)
 
+    def isfile(self, path: str) -> bool:
+        return os.path.isfile(path)
+
     def find(self, path: str, maxdepth=None, withdirs=False, detail=False, **_) -> dict:
         return {str(found): self._told(str(found)) for found in Path(path).rglob("*") if withdirs or found.is_file()}
 
@@ -499,3 +502,15 @@ def test_a_file_system_of_fsspec_and_its_etags(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(Elsewhere, "tag", "second")
     with pytest.raises(ExportError, match=r"has changed since the export began: .* etag first-.* etag second-"):
         list(reader.read(split))
+
+
+def test_times_of_stores_that_tell_seconds_in_one_answer_and_more_in_another() -> None:
+    from fastprod.spark._files import same_stamp
+
+    whole, exact, later = "1794956238000000000", "1794956238123000000", "1794956239000000000"
+    assert same_stamp(whole, whole)
+    assert same_stamp(whole, exact)
+    assert same_stamp(exact, whole)
+    assert not same_stamp(exact, "1794956238123000001")
+    assert not same_stamp(exact, later)
+    assert not same_stamp("etag-1", "etag-2")
