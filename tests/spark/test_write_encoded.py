@@ -7,7 +7,7 @@ from conftest import settled
 from test_export import Picky, read_back, settings
 
 from fastprod.encoding import Json
-from fastprod.spark import register, write
+from fastprod.spark import bucketed, register, write
 
 ROWS = 3000
 
@@ -169,3 +169,27 @@ def test_avro_with_a_registry_that_only_the_driver_asks(spark, kafka_cluster, to
     found = [read(message.value(), context) for message in read_back(kafka_cluster, topic)]
     assert sorted(row["id"] for row in found) == list(range(ROWS))
     assert all(row["name"] == f"n{row['id']}" and row["at"].timestamp() == row["id"] for row in found)
+
+
+def test_a_stream_of_rows_is_encoded(spark, kafka_cluster, topic, tmp_path) -> None:
+    kafka_cluster.create_topic(topic, 3)
+    register(spark)
+    orders(spark).select("id", "customer").write.parquet(str(tmp_path / "in"))
+    rows = spark.readStream.schema("id long, customer string").parquet(str(tmp_path / "in"))
+    options = {"kafka.bootstrap.servers": kafka_cluster.bootstrap_servers, "topic": topic, "value.format": "json"}
+    writer = rows.writeStream.format("fastprod").options(**options).option("key.columns", "customer")
+    writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    writer.trigger(availableNow=True).start().awaitTermination()
+    found = [json.loads(message.value()) for message in read_back(kafka_cluster, topic)]
+    assert sorted(row["id"] for row in found) == list(range(ROWS))
+
+
+def test_rows_that_know_their_buckets_are_encoded(spark, kafka_cluster, topic) -> None:
+    kafka_cluster.create_topic(topic, 3)
+    register(spark)
+    for _ in range(2):
+        rows = bucketed(orders(spark).select("id", "customer"), 4)
+        save(rows, kafka_cluster, topic, value_format="json", exactly_once="bucket", job_id=topic)
+    found = [json.loads(message.value()) for message in read_back(kafka_cluster, topic)]
+    assert sorted(row["id"] for row in found) == list(range(ROWS))
+    assert all(set(row) == {"id", "customer"} for row in found)
