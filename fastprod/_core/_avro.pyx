@@ -12,24 +12,22 @@
 
 A step finds its node by `column`, below whatever the parent's value turned out to be, so a plan is not bound to a
 batch: any number of threads encode with one. A row that does not fit leaves no bytes: what it had written is taken
-back, and what was wrong (step, reason, places in lists) is kept for an error text, made when somebody asks.
+back, and what was wrong (step, reason, places in lists) becomes the text of the row's error.
 """
 
 from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from libc.stdint cimport INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, UINT32_MAX
+from libc.stdint cimport INT32_MAX, INT32_MIN, INT64_MAX, UINT32_MAX
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy, memset
 
 from fastprod._core._arrow_tree cimport (
-    KIND_DOUBLE, KIND_FLOAT, KIND_HALF, KIND_UINT64, Tree, get_bool, get_bytes, get_integer, get_list, load32, load64,
+    KIND_DOUBLE, KIND_HALF, KIND_UINT64, Tree, get_bool, get_bytes, get_integer, get_list, load32, load64,
     load_double, load_float, node_t, resolve, tree_of,
 )
 from fastprod._core._columns cimport Column
 from fastprod._core._encoded cimport Encoded, encoded_of, finish_row, out_put, out_reserve, out_t
-
-from fastprod.encoding._avro_schema import show_path
 
 cdef extern from *:
     """
@@ -667,7 +665,7 @@ cdef class Plan:
         else:
             step.multiply = source.multiply
             step.divide = source.divide
-        if source.data:
+        if step.op == OP_CONSTANT:  # also one of no bytes has an address: memcpy wants that
             self.owners.append(source.data)
             step.data = PyBytes_AS_STRING(source.data)
             step.data_size = PyBytes_GET_SIZE(source.data)
@@ -699,7 +697,7 @@ cdef class Plan:
         return 0
 
     cdef tuple run(self, object batch):
-        """All rows of a batch, whose schema must be the plan's, and a byte per row that is 1 for a null record, or None."""
+        """All rows of a batch, whose schema must be the plan's; and a byte per row, 1 for a null record, or None."""
         cdef Tree tree = tree_of(batch)
         cdef Encoded encoded = encoded_of(tree.root.length, self.row_bytes)
         cdef writer_t to
@@ -766,7 +764,7 @@ cdef class Plan:
             value = value[:77] + "..."
         if step.unit:
             value += f" ({step.unit})"
-        return ValueError(f"has {show_path(step.path, places)} = {value}, which is no Avro {step.type}: {REASONS[to.wrong]}")
+        return ValueError(f"has {step.where(places)} = {value}, which is no Avro {step.type}: {REASONS[to.wrong]}")
 
 
 cdef int write_rows(

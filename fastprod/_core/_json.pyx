@@ -26,7 +26,7 @@ A row fails, and only that row, for text that is no UTF-8, a time beyond the yea
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree
-from libc.math cimport isfinite, isnan
+from libc.math cimport fabs, isfinite, isnan
 from libc.stdint cimport INT64_MAX, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memmove, memset, strlen
 
@@ -49,6 +49,11 @@ cdef extern from *:
         return std::to_chars(to, to + 32, number, std::chars_format::scientific, 1).ptr;
     }
 
+    /* How many bits are 0 below the lowest that is 1, of which there must be one. */
+    static inline int fp_ctz(uint64_t bits) { return __builtin_ctzll(bits); }
+    /* Which bit is the highest that is 1, of which there must be one. */
+    static inline int fp_highest(uint64_t bits) { return 63 - __builtin_clzll(bits); }
+
     typedef unsigned __int128 fp_uint128;
     #define FP_TEN_19 10000000000000000000ULL
 
@@ -60,6 +65,8 @@ cdef extern from *:
     char* fp_shortest64(char* to, double number) noexcept nogil
     char* fp_shortest32(char* to, float number) noexcept nogil
     char* fp_two_digits(char* to, double number) noexcept nogil
+    int fp_ctz(uint64_t bits) noexcept nogil
+    int fp_highest(uint64_t bits) noexcept nogil
     ctypedef uint64_t fp_uint128  # wider than it seems
     const char* fp_pairs          # the numbers from 00 to 99
     const uint64_t FP_TEN_19      # the largest power of ten in 64 bits
@@ -68,6 +75,7 @@ cdef extern from *:
 cdef enum:
     PREFIX_BYTES = 32      # a prefix of up to so many bytes is copied without asking for its size
     NUMBER_BYTES = 192     # no number or time takes more
+    DATES = 64             # a power of two
 
 cdef enum:
     OK = 0
@@ -98,9 +106,16 @@ ctypedef struct settings_t:
     int64_t cycle_from        # from then on everything repeats after CYCLE_SECONDS
 
 
-ctypedef struct trouble_t:
+ctypedef struct date_t:
+    int64_t day               # since 1970
+    int64_t size              # of the text; 0 in an entry that is not used yet
+    char text[24]
+
+
+ctypedef struct work_t:
     const node_t* node        # whose value cannot be written
     int64_t row               # in that node
+    date_t dates[DATES]       # written lately, by day modulo DATES: rows often have the same few days
 
 
 cdef class Plan:
@@ -184,13 +199,14 @@ def encode(batch, bint nulls=False, int fraction=3, zone=(0, None, None, 0)):
     cdef Plan plan = Plan.__new__(Plan)
     cdef Encoded encoded
     cdef settings_t settings
-    cdef trouble_t trouble
+    cdef work_t work
     cdef const int64_t[::1] starts
     cdef const int64_t[::1] offsets
     cdef int status = OK
     if not 0 <= fraction <= 9:
         raise ValueError(f"fraction must be from 0 to 9 digits, not {fraction}")
     memset(&settings, 0, sizeof(settings_t))
+    memset(&work, 0, sizeof(work_t))
     settings.nulls = nulls
     settings.fraction = fraction
     settings.offset = zone[0]
@@ -204,35 +220,35 @@ def encode(batch, bint nulls=False, int fraction=3, zone=(0, None, None, 0)):
     encoded = encoded_of(tree.root.length, 16 * max(plan.used, 1))
     while encoded.done < encoded.rows:
         with nogil:
-            status = write_rows(encoded, &tree.root, &settings, &trouble)
+            status = write_rows(encoded, &tree.root, &settings, &work)
         if status == NO_MEMORY:
             raise MemoryError
         if status != OK:
-            encoded.reject(reason(tree, status, &trouble))
+            encoded.reject(reason(tree, status, &work))
     return encoded
 
 
-cdef object reason(Tree tree, int status, const trouble_t* trouble):
+cdef object reason(Tree tree, int status, const work_t* work):
     cdef const char* data
     cdef int64_t size
-    path = tree.path(trouble.node)
+    path = tree.path(work.node)
     if status == BAD_UTF8:
-        get_bytes(trouble.node, trouble.row, &data, &size)
+        get_bytes(work.node, work.row, &data, &size)
         more = "..." if size > 40 else ""
         return ValueError(f"has text that is no UTF-8 in column {path!r}: {data[:min(size, 40)]!r}{more}")
     if status == BAD_KEY:
         return ValueError(f"has a null for a key in the map {path!r}")
-    number = tree.cell(trouble.node, trouble.row)
-    return ValueError(f"has a time beyond the year 999999999 in column {path!r}: {number}")
+    number = tree.cell(work.node, work.row)
+    return ValueError(f"has a time that cannot be written in column {path!r}: {number}")
 
 
 cdef int write_rows(
-    Encoded encoded, const node_t* root, const settings_t* settings, trouble_t* trouble
+    Encoded encoded, const node_t* root, const settings_t* settings, work_t* work
 ) noexcept nogil:
     """Rows from `done` on, until one cannot be written."""
     cdef int status
     while encoded.done < encoded.rows:
-        status = put_struct(&encoded.out, root, encoded.done, settings, trouble)
+        status = put_struct(&encoded.out, root, encoded.done, settings, work)
         if status != OK:
             return status
         finish_row(encoded)
@@ -240,7 +256,7 @@ cdef int write_rows(
 
 
 cdef int put_struct(
-    out_t* out, const node_t* node, int64_t row, const settings_t* settings, trouble_t* trouble
+    out_t* out, const node_t* node, int64_t row, const settings_t* settings, work_t* work
 ) noexcept nogil:
     cdef int64_t i, at = row, start = out.size
     cdef int status
@@ -262,7 +278,7 @@ cdef int put_struct(
         if child == NULL:
             status = out_put(out, b"null", 4)
         else:
-            status = put_value(out, child, at, settings, trouble)
+            status = put_value(out, child, at, settings, work)
         if status != OK:
             return status
     return close(out, start, b"{", b"}")
@@ -281,7 +297,7 @@ cdef inline int close(out_t* out, int64_t start, char opening, char closing) noe
 
 
 cdef int put_list(
-    out_t* out, const node_t* node, int64_t row, const settings_t* settings, trouble_t* trouble
+    out_t* out, const node_t* node, int64_t row, const settings_t* settings, work_t* work
 ) noexcept nogil:
     cdef int64_t i, at, first, count, start = out.size
     cdef int status
@@ -297,14 +313,14 @@ cdef int put_list(
                 return NO_MEMORY
             out.data[out.size] = b","
             out.size += 1
-            status = put_value(out, item, at, settings, trouble)
+            status = put_value(out, item, at, settings, work)
         if status != OK:
             return status
     return close(out, start, b"[", b"]")
 
 
 cdef int put_map(
-    out_t* out, const node_t* node, int64_t row, const settings_t* settings, trouble_t* trouble
+    out_t* out, const node_t* node, int64_t row, const settings_t* settings, work_t* work
 ) noexcept nogil:
     cdef int64_t i, at, first, count, start = out.size
     cdef int status
@@ -315,12 +331,12 @@ cdef int put_map(
         at = i
         key = resolve(&node.children[0].children[0], &at)
         if key == NULL:
-            trouble.node = node
-            trouble.row = row
+            work.node = node
+            work.row = row
             return BAD_KEY
         if out_put(out, b",", 1):
             return NO_MEMORY
-        status = put_key(out, key, at, settings, trouble)
+        status = put_key(out, key, at, settings, work)
         if status != OK:
             return status
         at = i
@@ -330,14 +346,14 @@ cdef int put_map(
         else:
             if out_put(out, b":", 1):
                 return NO_MEMORY
-            status = put_value(out, item, at, settings, trouble)
+            status = put_value(out, item, at, settings, work)
         if status != OK:
             return status
     return close(out, start, b"{", b"}")
 
 
 cdef int put_key(
-    out_t* out, const node_t* node, int64_t row, const settings_t* settings, trouble_t* trouble
+    out_t* out, const node_t* node, int64_t row, const settings_t* settings, work_t* work
 ) noexcept nogil:
     """The key of a map: what Java's toString() makes of the value that Spark has in memory."""
     cdef int64_t start, number
@@ -368,7 +384,7 @@ cdef int put_key(
     start = out.size
     out.data[start] = b'"'
     out.size += 1
-    status = put_value(out, node, row, settings, trouble)
+    status = put_value(out, node, row, settings, work)
     if status != OK:
         return status
     if out.data[start + 1] == b'"':  # text brings its own quotes: the first is one too many
@@ -379,7 +395,7 @@ cdef int put_key(
 
 
 cdef int put_value(
-    out_t* out, const node_t* node, int64_t row, const settings_t* settings, trouble_t* trouble
+    out_t* out, const node_t* node, int64_t row, const settings_t* settings, work_t* work
 ) noexcept nogil:
     """A value that is not null, of a node that `resolve` gave."""
     cdef const char* data
@@ -391,29 +407,31 @@ cdef int put_value(
         get_bytes(node, row, &data, &size)
         status = put_string(out, data, size)
     elif kind == KIND_STRUCT:
-        return put_struct(out, node, row, settings, trouble)
+        return put_struct(out, node, row, settings, work)
     elif kind == KIND_LIST:
-        return put_list(out, node, row, settings, trouble)
+        return put_list(out, node, row, settings, work)
     elif kind == KIND_MAP:
-        return put_map(out, node, row, settings, trouble)
+        return put_map(out, node, row, settings, work)
     elif kind == KIND_BINARY:
         get_bytes(node, row, &data, &size)
         return put_base64(out, data, size)
     else:
         if out_reserve(out, NUMBER_BYTES):
             return NO_MEMORY
-        to = put_plain(out.data + out.size, node, row, settings)
+        to = put_plain(out.data + out.size, node, row, settings, work)
         if to == NULL:
             status = BAD_TIME
         else:
             out.size = to - out.data
     if status != OK:
-        trouble.node = node
-        trouble.row = row
+        work.node = node
+        work.row = row
     return status
 
 
-cdef inline char* put_plain(char* to, const node_t* node, int64_t row, const settings_t* settings) noexcept nogil:
+cdef inline char* put_plain(
+    char* to, const node_t* node, int64_t row, const settings_t* settings, work_t* work
+) noexcept nogil:
     """A number or time, at most NUMBER_BYTES long; returns its end, or NULL for a time out of range."""
     cdef int kind = node.kind
     cdef uint16_t half
@@ -430,10 +448,10 @@ cdef inline char* put_plain(char* to, const node_t* node, int64_t row, const set
         memcpy(to, b"false", 5)
         return to + 5
     elif kind == KIND_TIMESTAMP:
-        return put_timestamp(to, node, get_integer(node, row), settings)
+        return put_timestamp(to, node, load64(node.data, row), settings, work)
     elif kind == KIND_DATE32:
         to[0] = b'"'
-        to = put_date(to + 1, load32(node.data, row))
+        to = put_date(to + 1, load32(node.data, row), work)
         to[0] = b'"'
         return to + 1
     elif kind == KIND_DECIMAL:
@@ -446,7 +464,7 @@ cdef inline char* put_plain(char* to, const node_t* node, int64_t row, const set
         memcpy(&half, node.data + 2 * row, 2)
         return put_float(to, float_of_half(half))
     elif kind == KIND_DATE64:
-        return put_date64(to, load64(node.data, row))
+        return put_date64(to, load64(node.data, row), work)
     elif kind == KIND_TIME:
         return put_time(to, node, get_integer(node, row))
     elif kind == KIND_DURATION:
@@ -469,17 +487,36 @@ cdef inline char* put_two(char* to, int64_t number) noexcept nogil:
     return to + 2
 
 
-cdef inline int digits_of(uint64_t number) noexcept nogil:
-    """How many decimal digits a number has; 1 for 0."""
-    cdef int count = 1
-    while number >= 10000:
-        number //= 10000
-        count += 4
-    if number >= 1000:
-        return count + 3
-    if number >= 100:
-        return count + 2
-    return count + 1 if number >= 10 else count
+cdef inline uint64_t eight_digits(uint64_t number) noexcept nogil:
+    """The digits of a number below 10^8, one per byte, the first in the lowest.
+
+    Each step splits all parts at once: into 2 of 4 digits, 4 of 2, 8 of 1. The factors are reciprocals of 100 and 10
+    that are exact for what a part can be.
+    """
+    cdef uint64_t parts, quotients
+    parts = number // 10000
+    parts |= (number - 10000 * parts) << 32
+    quotients = ((parts * 10486) >> 20) & 0x0000007f0000007fULL
+    parts = quotients | (parts - 100 * quotients) << 16
+    quotients = ((parts * 103) >> 10) & 0x000f000f000f000fULL
+    return quotients | (parts - 10 * quotients) << 8
+
+
+cdef inline char* put_unsigned(char* to, uint64_t number) noexcept nogil:
+    """Writes up to 24 bytes, of which only those before the end that it returns count."""
+    cdef uint64_t digits, upper
+    cdef int zeros
+    if number < 100000000ULL:
+        digits = eight_digits(number)
+        zeros = fp_ctz(digits | 1ULL << 56) >> 3  # bytes in front that are 0, but for the last
+        digits = (digits + 0x3030303030303030ULL) >> (8 * zeros)
+        memcpy(to, &digits, 8)
+        return to + 8 - zeros
+    upper = number // 100000000ULL
+    to = put_unsigned(to, upper)
+    digits = eight_digits(number - upper * 100000000ULL) + 0x3030303030303030ULL
+    memcpy(to, &digits, 8)
+    return to + 8
 
 
 cdef inline void put_digits(char* to, uint64_t number, int count) noexcept nogil:
@@ -490,12 +527,6 @@ cdef inline void put_digits(char* to, uint64_t number, int count) noexcept nogil
         number //= 100
     if count:
         to[0] = <char> (c'0' + number % 10)
-
-
-cdef inline char* put_unsigned(char* to, uint64_t number) noexcept nogil:
-    cdef int count = digits_of(number)
-    put_digits(to, number, count)
-    return to + count
 
 
 cdef inline char* put_signed(char* to, int64_t number) noexcept nogil:
@@ -514,14 +545,26 @@ cdef inline int64_t floor_div(int64_t number, int64_t by) noexcept nogil:
 # ---- floating point
 
 cdef char* put_double(char* to, double number) noexcept nogil:
+    """With up to six digits behind the point, as most numbers that people make have, it needs no search.
+
+    If the quotient of n and 10^6 is the number, then n has its digits: of numbers with 15 digits or fewer no two are the
+    same double.
+    """
     cdef char text[40]
-    cdef int64_t whole
-    if -1e7 < number < 1e7:
-        whole = <int64_t> number
-        if whole == number and whole != 0:
-            to = put_signed(to, whole)
-            memcpy(to, b".0", 2)
-            return to + 2
+    cdef int64_t millionths
+    cdef uint64_t digits, after
+    cdef double size = fabs(number)
+    if 1e-3 <= size < 1e7:
+        millionths = <int64_t> (size * 1e6 + 0.5)
+        if <double> millionths / 1e6 == size:
+            to[0] = b"-"
+            to += number < 0
+            to = put_unsigned(to, <uint64_t> (millionths // 1000000))
+            to[0] = b"."
+            digits = eight_digits(<uint64_t> (millionths % 1000000) * 100)
+            after = digits + 0x3030303030303030ULL
+            memcpy(to + 1, &after, 8)
+            return to + 2 + (fp_highest(digits | 1) >> 3)  # without the zeros at the end, but for one behind the point
     elif not isfinite(number):
         return put_special(to, number)
     return put_java(to, text, fp_shortest64(text, number), number)
@@ -625,17 +668,15 @@ cdef char* put_decimal(char* to, const node_t* node, int64_t row) noexcept nogil
     cdef uint64_t limbs[4]
     cdef uint64_t chunk, rest
     cdef fp_uint128 part
-    cdef char digits[80]
+    cdef char digits[112]  # 78 of the largest number, from behind; then room for copies of a fixed size
     cdef int64_t small = 0
-    cdef int i, used = 4, at = 80, count, point
+    cdef int i, used = 1, at = 80, count, point
     cdef bint negative
     if node.width <= 8:
         small = load32(node.data, row) if node.width == 4 else load64(node.data, row)
         negative = small < 0
         limbs[0] = 0 - <uint64_t> small if negative else <uint64_t> small
-        used = 1
     else:
-        memset(limbs, 0, sizeof(limbs))
         memcpy(limbs, node.data + node.width * row, node.width)
         used = <int> (node.width // 8)
         negative = <int64_t> limbs[used - 1] < 0
@@ -644,14 +685,15 @@ cdef char* put_decimal(char* to, const node_t* node, int64_t row) noexcept nogil
             for i in range(used):
                 limbs[i] = ~limbs[i] + chunk
                 chunk = chunk and limbs[i] == 0
-    while used > 1 and limbs[used - 1] == 0:
-        used -= 1
-    while True:  # 19 digits at a time, from behind
-        if used == 1:
-            count = digits_of(limbs[0])
-            at -= count
-            put_digits(digits + at, limbs[0], count)
-            break
+        while used > 1 and limbs[used - 1] == 0:
+            used -= 1
+    to[0] = b"-"
+    to += negative
+    if used == 1 and node.scale == 2:  # money
+        to = put_unsigned(to, limbs[0] // 100)
+        to[0] = b"."
+        return put_two(to + 1, <int64_t> (limbs[0] % 100))
+    while used > 1:  # 19 digits at a time, from behind
         rest = 0
         for i in range(used - 1, -1, -1):
             part = (<fp_uint128> rest << 64) | limbs[i]
@@ -661,18 +703,26 @@ cdef char* put_decimal(char* to, const node_t* node, int64_t row) noexcept nogil
         put_digits(digits + at, rest, 19)
         while used > 1 and limbs[used - 1] == 0:
             used -= 1
-        if used == 1 and limbs[0] == 0:  # the first of the 19 may be zeros
-            while digits[at] == b"0" and at < 79:
-                at += 1
-            break
-    count = 80 - at
-    if negative:
-        to[0] = b"-"
-        to += 1
+    if at == 80:
+        at = 0
+        count = <int> (put_unsigned(digits, limbs[0]) - digits)
+    else:  # up to 20 digits more, before those that are there; the first is no zero
+        while limbs[0]:
+            at -= 1
+            digits[at] = <char> (c'0' + limbs[0] % 10)
+            limbs[0] //= 10
+        while digits[at] == b"0":
+            at += 1
+        count = 80 - at
+    point = count - node.scale  # digits in front of the point
+    if node.scale > 0 and count <= 20 and point > 0:  # what most are
+        memcpy(to, digits + at, 24)
+        to[point] = b"."
+        memcpy(to + point + 1, digits + at + point, 24)
+        return to + count + 1
     if node.scale == 0:
         memcpy(to, digits + at, count)
         return to + count
-    point = count - node.scale  # digits in front of the point
     if node.scale > 0 and point > -6:
         if point > 0:
             memcpy(to, digits + at, point)
@@ -704,21 +754,33 @@ cdef inline int64_t per_second(int unit) noexcept nogil:
     return 1 if unit == UNIT_SECOND else 1000 if unit == UNIT_MILLI else 1000000 if unit == UNIT_MICRO else 1000000000
 
 
-cdef char* put_date(char* to, int64_t days) noexcept nogil:
+cdef inline char* put_date(char* to, int64_t days, work_t* work) noexcept nogil:
+    """2024-02-29; writes up to 24 bytes."""
+    cdef date_t* date = &work.dates[days & (DATES - 1)]
+    if date.day != days or date.size == 0:
+        date.day = days
+        date.size = put_civil(date.text, days) - date.text
+    memcpy(to, date.text, 24)
+    return to + date.size
+
+
+cdef char* put_civil(char* to, int64_t days) noexcept nogil:
     """Days since 1970 as year, month and day of the Gregorian calendar, which is taken to have been there for ever.
 
     A year is counted from March, so that the day that leap years have more is its last; 400 years have 146097 days.
     """
     cdef int64_t shifted = days + 719468  # since the first of March of the year 0
     cdef int64_t era = floor_div(shifted, 146097)
-    cdef int64_t day = shifted - era * 146097
-    cdef int64_t year = (day - day // 1460 + day // 36524 - day // 146096) // 365
-    cdef int64_t month
-    day -= 365 * year + year // 4 - year // 100
+    cdef uint32_t day = <uint32_t> (shifted - era * 146097)
+    cdef uint32_t passed = (day - day // 1460 + day // 36524 - day // 146096) // 365
+    cdef uint32_t month
+    cdef int64_t year
+    day -= 365 * passed + passed // 4 - passed // 100
     month = (5 * day + 2) // 153
-    day -= (153 * month + 2) // 5 - 1
-    month += 3 if month < 10 else -9
-    year += 400 * era + (month <= 2)
+    day -= (153 * month + 2) // 5
+    day += 1
+    month = month + 3 if month < 10 else month - 9
+    year = 400 * era + passed + (month <= 2)
     if 0 <= year <= 9999:
         put_two(to, year // 100)
         put_two(to + 2, year % 100)
@@ -737,16 +799,16 @@ cdef char* put_date(char* to, int64_t days) noexcept nogil:
     return put_two(to + 1, day)
 
 
-cdef char* put_date64(char* to, int64_t milliseconds) noexcept nogil:
+cdef char* put_date64(char* to, int64_t milliseconds, work_t* work) noexcept nogil:
     if milliseconds // 1000 > MOST_SECONDS or milliseconds // 1000 < -MOST_SECONDS:
         return NULL
     to[0] = b'"'
-    to = put_date(to + 1, floor_div(milliseconds, 86400000))
+    to = put_date(to + 1, floor_div(milliseconds, 86400000), work)
     to[0] = b'"'
     return to + 1
 
 
-cdef inline char* put_clock(char* to, int64_t seconds) noexcept nogil:
+cdef inline char* put_clock(char* to, uint32_t seconds) noexcept nogil:
     """Seconds of a day as 12:34:56."""
     to = put_two(to, seconds // 3600)
     to[0] = b":"
@@ -782,28 +844,33 @@ cdef int64_t offset_at(const settings_t* settings, int64_t seconds) noexcept nog
     return settings.offsets[low - 1] if low else settings.offset
 
 
-cdef char* put_timestamp(char* to, const node_t* node, int64_t number, const settings_t* settings) noexcept nogil:
-    cdef int64_t unit = per_second(node.unit), seconds = floor_div(number, unit), part, days, offset = 0
+cdef inline char* put_timestamp(
+    char* to, const node_t* node, int64_t number, const settings_t* settings, work_t* work
+) noexcept nogil:
+    cdef int64_t seconds, part, days, offset = 0  # part: nanoseconds
     cdef bint zoned = node.zone[0] != 0
-    cdef int digits = 3 * node.unit
-    if not -MOST_SECONDS <= seconds <= MOST_SECONDS:
-        return NULL
-    part = number - seconds * unit
+    cdef uint64_t digits
+    if node.unit == UNIT_MICRO:  # a constant divisor: much faster than one that is not known before
+        seconds = floor_div(number, 1000000)
+        part = (number - seconds * 1000000) * 1000
+    else:
+        seconds = floor_div(number, per_second(node.unit))
+        if not -MOST_SECONDS <= seconds <= MOST_SECONDS:
+            return NULL
+        part = (number - seconds * per_second(node.unit)) * (1000000000 // per_second(node.unit))
     if zoned:
         offset = offset_at(settings, seconds)
         seconds += offset
     days = floor_div(seconds, 86400)
     to[0] = b'"'
-    to = put_date(to + 1, days)
+    to = put_date(to + 1, days, work)
     to[0] = b"T"
-    to = put_clock(to + 1, seconds - days * 86400)
+    to = put_clock(to + 1, <uint32_t> (seconds - days * 86400))
     if settings.fraction:
-        while digits > settings.fraction:
-            part //= 10
-            digits -= 1
         to[0] = b"."
-        put_digits(to + 1, <uint64_t> part, digits)
-        memcpy(to + 1 + digits, b"000000000", 9)
+        digits = eight_digits(<uint64_t> part // 10) + 0x3030303030303030ULL
+        memcpy(to + 1, &digits, 8)
+        to[9] = <char> (c'0' + part % 10)
         to += 1 + settings.fraction
     if zoned:
         to = put_offset(to, offset)
@@ -832,7 +899,7 @@ cdef char* put_time(char* to, const node_t* node, int64_t number) noexcept nogil
     if not 0 <= number < 86400 * unit:
         return NULL
     to[0] = b'"'
-    to = put_clock(to + 1, number // unit)
+    to = put_clock(to + 1, <uint32_t> (number // unit))
     to = put_fraction(to, number % unit, unit)
     to[0] = b'"'
     return to + 1
@@ -849,7 +916,7 @@ cdef char* put_duration(char* to, int64_t number, int64_t unit) noexcept nogil:
         to += 1
     to = put_unsigned(to, seconds // 86400)
     to[0] = b" "
-    to = put_clock(to + 1, <int64_t> (seconds % 86400))
+    to = put_clock(to + 1, <uint32_t> (seconds % 86400))
     to = put_fraction(to, <int64_t> (size % <uint64_t> unit), unit)
     memcpy(to, b"' DAY TO SECOND\"", 16)
     return to + 16
@@ -904,78 +971,135 @@ cdef char* put_interval(char* to, int64_t months, int64_t days, int64_t nanoseco
 
 # ---- text
 
-cdef inline int64_t harmless(const char* data, int64_t size) noexcept nogil:
-    """How many bytes from the begin on are plain: ASCII, and neither a control, a quote nor a backslash.
+cdef inline uint64_t specials(uint64_t word) noexcept nogil:
+    """Not 0 if one of eight bytes is a control, a quote or a backslash.
 
-    Eight at a time: a byte is no more than 0x7f, so none of these sums carries into its neighbour as long as no byte
-    before it is wrong; so where a word has a mark, the byte is looked for one by one.
+    x - n has the highest bit of a byte set if the byte was below n, as long as no byte before it was; and so the first is
+    always found.
     """
-    cdef uint64_t ones = 0x0101010101010101U, high = 0x8080808080808080U, word, quote, slash
-    cdef int64_t i = 0
-    while i + 8 <= size:
-        memcpy(&word, data + i, 8)
-        quote = word ^ (ones * 0x22)
-        slash = word ^ (ones * 0x5c)
-        if (word | (word - ones * 0x20) | (quote - ones) | (slash - ones)) & high:
-            break
-        i += 8
-    while i < size and 0x20 <= <uint8_t> data[i] < 0x80 and data[i] != b'"' and data[i] != b"\\":
-        i += 1
-    return i
+    cdef uint64_t ones = 0x0101010101010101ULL, quote = word ^ (ones * 0x22), slash = word ^ (ones * 0x5c)
+    return (
+        ((word - ones * 0x20) & ~word) | ((quote - ones) & ~quote) | ((slash - ones) & ~slash)
+    ) & 0x8080808080808080ULL
 
 
 cdef int put_string(out_t* out, const char* data, int64_t size) noexcept nogil:
-    """Quoted, escaped as Jackson does it; OK, NO_MEMORY or BAD_UTF8."""
-    cdef int64_t run, i = 0
-    cdef uint8_t byte
+    """Quoted, escaped as Jackson does it; OK, NO_MEMORY or BAD_UTF8.
+
+    Eight bytes at a time are looked at and copied; the last eight may overlap those before.
+    """
+    cdef uint64_t word, seen = 0
+    cdef uint32_t half
+    cdef int64_t i = 0
     cdef char* to
-    if out_reserve(out, size + 16):
+    if size > INT64_MAX // 8 or out_reserve(out, size + 16):
         return NO_MEMORY
-    out.data[out.size] = b'"'
-    out.size += 1
-    while True:
-        run = harmless(data + i, size - i)
-        memcpy(out.data + out.size, data + i, run)
-        out.size += run
-        i += run
-        if i == size:
-            break
-        # There is room for the rest of the text as it is: an escape takes five bytes more than its character
-        if out_reserve(out, size - i + 16):
-            return NO_MEMORY
-        to = out.data + out.size
-        byte = <uint8_t> data[i]
-        if byte >= 0x80:
-            run = utf8_run(data + i, size - i)
-            if run == 0:
-                return BAD_UTF8
-            memcpy(to, data + i, run)
-            out.size += run
-            i += run
-            continue
-        i += 1
-        to[0] = b"\\"
-        out.size += 2
-        if byte == c'"' or byte == c"\\":
-            to[1] = <char> byte
-        elif byte == c"\n":
-            to[1] = b"n"
-        elif byte == c"\t":
-            to[1] = b"t"
-        elif byte == c"\r":
-            to[1] = b"r"
-        elif byte == c"\b":
-            to[1] = b"b"
-        elif byte == c"\f":
-            to[1] = b"f"
-        else:
-            memcpy(to + 1, b"u00", 3)
-            to[4] = HEX[byte >> 4]
-            to[5] = HEX[byte & 15]
-            out.size += 4
-    out.data[out.size] = b'"'
-    out.size += 1
+    to = out.data + out.size
+    to[0] = b'"'
+    to += 1
+    if size >= 8:
+        while i + 8 <= size:
+            memcpy(&word, data + i, 8)
+            if specials(word):
+                return put_escaped(out, data, size)
+            memcpy(to + i, &word, 8)
+            seen |= word
+            i += 8
+        memcpy(&word, data + size - 8, 8)
+        if specials(word):
+            return put_escaped(out, data, size)
+        memcpy(to + size - 8, &word, 8)
+        seen |= word
+    else:
+        word = 0x2020202020202020ULL
+        if size >= 4:
+            memcpy(&word, data, 4)
+            memcpy(&half, data + size - 4, 4)
+            word = (word & 0xffffffffULL) | <uint64_t> half << 32
+            if specials(word):
+                return put_escaped(out, data, size)
+            memcpy(to, &word, 4)
+            memcpy(to + size - 4, &half, 4)
+        elif size:
+            memcpy(&word, data, 1)
+            memcpy(<char*> &word + 1, data + (size >> 1), 1)
+            memcpy(<char*> &word + 2, data + size - 1, 1)
+            if specials(word):
+                return put_escaped(out, data, size)
+            to[0] = data[0]
+            to[size >> 1] = data[size >> 1]
+            to[size - 1] = data[size - 1]
+        seen = word
+    if seen & 0x8080808080808080ULL and not is_utf8(data, size):
+        return BAD_UTF8
+    to[size] = b'"'
+    out.size += size + 2
     return OK
+
+
+cdef int put_escaped(out_t* out, const char* data, int64_t size) noexcept nogil:
+    """put_string for a text that has something to escape, or might have."""
+    cdef int64_t i, escapes = 0
+    cdef uint8_t byte, high = 0
+    cdef char* to
+    for i in range(size):
+        byte = <uint8_t> data[i]
+        escapes += byte < 0x20 or byte == c'"' or byte == c"\\"
+    if out_reserve(out, size + 5 * escapes + 16):
+        return NO_MEMORY
+    to = out.data + out.size
+    to[0] = b'"'
+    to += 1
+    for i in range(size):
+        byte = <uint8_t> data[i]
+        to[0] = <char> byte
+        if byte >= 0x20 and byte != c'"' and byte != c"\\":
+            high |= byte
+            to += 1
+            continue
+        to[0] = b"\\"
+        to += 2
+        if byte == c'"' or byte == c"\\":
+            (to - 1)[0] = <char> byte
+        elif byte == c"\n":
+            (to - 1)[0] = b"n"
+        elif byte == c"\t":
+            (to - 1)[0] = b"t"
+        elif byte == c"\r":
+            (to - 1)[0] = b"r"
+        elif byte == c"\b":
+            (to - 1)[0] = b"b"
+        elif byte == c"\f":
+            (to - 1)[0] = b"f"
+        else:
+            memcpy(to - 1, b"u00", 3)
+            (to + 2)[0] = HEX[byte >> 4]
+            (to + 3)[0] = HEX[byte & 15]
+            to += 4
+    if high >= 0x80 and not is_utf8(data, size):
+        return BAD_UTF8
+    to[0] = b'"'
+    out.size = to + 1 - out.data
+    return OK
+
+
+cdef bint is_utf8(const char* text, int64_t size) noexcept nogil:
+    cdef int64_t run, i = 0
+    cdef uint64_t word
+    while i < size:
+        if <uint8_t> text[i] < 0x80:
+            i += 1
+            while i + 8 <= size:
+                memcpy(&word, text + i, 8)
+                if word & 0x8080808080808080ULL:
+                    break
+                i += 8
+            continue
+        run = utf8_run(text + i, size - i)
+        if run == 0:
+            return False
+        i += run
+    return True
 
 
 cdef inline int64_t utf8_run(const char* text, int64_t size) noexcept nogil:

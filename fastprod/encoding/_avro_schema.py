@@ -98,6 +98,10 @@ class Step:
     symbols: list[bytes] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
 
+    def where(self, places: Sequence[Any]) -> str:
+        """The path of a value; `places` are the numbers or keys of the elements on the way."""
+        return show_path(self.path, places)
+
 
 # ---- reading
 
@@ -452,8 +456,10 @@ class _Matching:
                 raise Mismatch(f"there are two columns {show_path((*path, one.name))}")
             columns[one.name] = at
         used = set()
+        own = {name for one in avro.fields for name in (one.column, one.name)}  # which no alias of another may take
         for one in avro.fields:
-            name = next((name for name in (one.column, one.name, *one.aliases) if name in columns), None)
+            aliases = [alias for alias in one.aliases if alias not in own]
+            name = next((name for name in (one.column, one.name, *aliases) if name in columns), None)
             here = (*path, one.name)
             if name is not None:
                 if name in used:

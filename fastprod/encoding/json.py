@@ -63,7 +63,7 @@ class Json:
         """Raises TypeError or ValueError, naming the column, if rows of this Arrow schema cannot be written."""
         import pyarrow as pa
 
-        self._encoded(pa.RecordBatch.from_arrays([pa.array([], kind) for kind in schema.types], schema=schema))
+        self._encoded(pa.RecordBatch.from_arrays([pa.nulls(0, kind) for kind in schema.types], schema=schema))
 
     def encode_column(self, batch: Any, name: str = "value", base: int = 0) -> Column:
         """The rows of a RecordBatch as a column of a bulk call, in which bad ones fail alone."""

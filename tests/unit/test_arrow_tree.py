@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 
 from fastprod._core._arrow_tree import Tree
 
-PATIENT = settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
+PATIENT = settings(deadline=None, max_examples=80, suppress_health_check=list(HealthCheck))
 
 
 def cell(scalar: Any) -> Any:

@@ -8,7 +8,9 @@ import io
 import json
 import math
 import pickle
+import sys
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import fastavro
@@ -270,6 +272,13 @@ def test_unions_take_null_in_either_place_and_the_branch_that_the_type_selects()
         assert one(kind, array) == [1, None]
     batch = pa.record_batch({"v": array})
     assert Avro(record(("v", ["int", "long", "null"])), wire="bare").encode(batch).to_pylist() == [b"\2\2", b"\4"]
+    batch = pa.record_batch({"v": pa.array([1], pa.uint32())})
+    assert Avro(record(("v", ["int", "long"])), wire="bare").encode(batch).to_pylist() == [b"\2\2"]
+    raw, text = {"type": "fixed", "name": "F", "size": 16}, {"type": "string", "logicalType": "uuid"}
+    for kind, branch in ((pa.binary(16), b"\2"), (pa.uuid(), b"\0")):
+        batch = pa.record_batch({"v": pa.array([bytes(16)], kind)})
+        union = [text, {**raw, "logicalType": "other"}] if branch == b"\2" else [text, "bytes"]
+        assert Avro(record(("v", union)), wire="bare").encode(batch).to_pylist()[0][:1] == branch
     symbols = {"type": "enum", "name": "E", "symbols": ["a"]}
     assert one(["null", symbols, "string"], pa.array(["x"])) == ["x"]
     with pytest.raises(Mismatch, match="equally well"):
@@ -351,6 +360,7 @@ def test_decimals_of_all_widths_fit_bytes_and_fixed(width: int) -> None:
         one({"type": "bytes", **meant, "scale": 1}, array)
     assert "too many digits" in failure({"type": "bytes", **meant, "precision": 4, "scale": 2}, array)
     assert "too many digits" in failure({"type": "fixed", "name": "D", "size": 2, **meant}, array)
+    assert "too many digits" in failure({"type": "bytes", **meant, "precision": 7}, array)  # fits, until it is raised
     assert one({"type": "bytes", **meant}, pa.array([5, -7])) == [decimal.Decimal(5), decimal.Decimal(-7)]
 
 
@@ -397,6 +407,12 @@ def test_an_alias_names_the_column_too() -> None:
     schema["fields"] = [{"name": "customer", "type": "long", "aliases": ["client", "buyer"]}]
     (made,) = Avro(schema, wire="bare").encode(pa.record_batch({"buyer": [7]})).to_pylist()
     assert read(schema, made) == {"customer": 7}
+    schema["fields"] = [
+        {"name": "old", "type": "long", "aliases": ["id"], "default": 5},
+        {"name": "id", "type": "long"},
+    ]
+    (made,) = Avro(schema, wire="bare").encode(pa.record_batch({"id": [7]})).to_pylist()
+    assert read(schema, made) == {"old": 5, "id": 7}
 
 
 def test_a_named_type_is_used_again_and_may_hold_itself() -> None:
@@ -595,6 +611,13 @@ def test_secrets_stay_out_of_texts_and_pickles() -> None:
     assert pickle.loads(pickle.dumps(made)).encode(ORDERS).equals(avro.encode(ORDERS))
 
 
+def test_without_the_extra_only_the_registry_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "confluent_kafka.schema_registry", None)
+    assert len(Avro(wire="bare").encode(ORDERS)) == 2
+    with pytest.raises(ImportError, match=r"fastprod\[avro\]"):
+        Avro(subject="s", registry={"url": "mock://x"}).encode(ORDERS)
+
+
 class Refusing:
     def get_latest_version(self, subject: str) -> Any:
         raise RuntimeError(f"GET https://user:{SECRET}@host/subjects/{subject} failed")
@@ -606,6 +629,18 @@ def test_an_error_of_the_registry_is_told_without_secrets() -> None:
     assert SECRET not in str(caught.value)
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__
+
+
+def test_threads_share_an_encoder_and_the_registry_is_asked_once(registry: Any) -> None:
+    registry.register_schema("orders-value", Schema(json.dumps(derive(ORDERS.schema)), "AVRO"))
+    counting = Counting(registry)
+    avro = Avro(subject="orders-value", registry=counting)
+    table = pa.Table.from_batches([ORDERS] * 500).combine_chunks()
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda _: avro.encode(table).to_pylist(), range(16)))
+    assert counting.asked == ["get_latest_version"]
+    assert all(one == made[0] for one in made)
+    assert made[0] == avro.encode(ORDERS).to_pylist() * 500
 
 
 # ---- into a topic
