@@ -75,7 +75,6 @@ NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 LOOKERS = 16  # most of their time is waiting
 ARROW_MAGIC = b"ARROW1"
 ARROW_END = struct.pack("<Ii", 0xFFFFFFFF, 0)  # behind the last message of a stream
-NAMED = 5  # files in a message
 
 
 class SourceError(ValueError):

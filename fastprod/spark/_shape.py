@@ -1,6 +1,6 @@
 """What becomes of a row: which columns make its value, key, headers and timestamp.
 
-    batch of any columns -> Shape.send() -> values and keys encoded in C, or columns as they are -> the producer
+    batch of any columns -> Shape.sender() -> values and keys encoded in C, or columns as they are -> the producer
 
 An encoder (fastprod.encoding) makes bytes of whole rows; the name of a column takes its bytes, or its text, as they
 are. A row that cannot be encoded fails the task before anything of its batch is sent.
@@ -81,8 +81,15 @@ class Shape:
                 raise ValueError(
                     f"{argument} names {name!r}, but the columns are {', '.join(schema.names)}. Nothing was sent"
                 )
-        whole = self.columns is None and self.encodes
-        return [name for name in schema.names if whole or name in self.named()]
+        wanted = set(self.named())
+        for part, chosen in ((self.value, self.columns), (self.key, None)):
+            if isinstance(part, (str, type(None))):
+                continue
+            own = chosen or getattr(part, "columns", None)
+            if own is None:
+                return list(schema.names)
+            wanted |= {*own, *(getattr(part, "exclude", None) or ())}
+        return [name for name in schema.names if name in wanted]
 
     def resolved(self, schema: pa.Schema) -> Shape:
         """With encoders that need nobody any more: a registry is asked here, once, on the driver.

@@ -224,6 +224,22 @@ def test_an_arrow_expression_chosen_columns_and_what_becomes_of_them(spark, kafk
     assert message.timestamp()[1] == int(when.timestamp() * 1000)
 
 
+def test_encoders_are_read_no_more_columns_than_they_want() -> None:
+    from fastprod.spark._shape import Shape
+
+    schema = table(rows=1).append_column("more", [[1]]).schema
+
+    def needed(value, key=None, columns=None) -> list[str]:
+        return Shape.of(value, key, None, None, columns).needed(schema)
+
+    assert needed(Json()) == ["id", "name", "amount", "more"]
+    assert needed(Json(columns=["amount", "id"])) == ["id", "amount"]
+    assert needed(Json(), key="more", columns=["id"]) == ["id", "more"]
+    assert needed(Json(), key=Json(columns=["more"]), columns=["id"]) == ["id", "more"]
+    assert needed(Json(), key=Json(), columns=["id"]) == ["id", "name", "amount", "more"]
+    assert needed("id", key=Json(columns=["more"])) == ["id", "more"]
+
+
 def test_a_column_of_bytes_is_the_value_as_it_is(spark, kafka_cluster, topic, tmp_path) -> None:
     kafka_cluster.create_topic(topic, 3)
     values = [os.urandom(2000) for _ in range(500)]
