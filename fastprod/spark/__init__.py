@@ -20,6 +20,7 @@ from fastprod.bundles import BundleMap
 from fastprod.encoding import Encoder, Json
 from fastprod.spark import _bundles, _columns, _export, _plan
 from fastprod.spark._check import CheckError
+from fastprod.spark._export import ExportPlan
 from fastprod.spark._files import SourceError, TextOptions, given_schema
 from fastprod.spark._once import claim
 from fastprod.spark._priority import check_name, refusal
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CheckError",
     "ExportError",
+    "ExportPlan",
     "ExportReport",
     "PartitionReport",
     "SourceError",
@@ -259,6 +261,7 @@ def export(
     split_bytes: int | None = None,
     marker_topic: str | None = None,
     check: bool = True,
+    on_plan: Callable[[ExportPlan], None] | None = None,
 ) -> ExportReport:
     """Writes files to Kafka, read by the Python workers, and waits until every record is acknowledged.
 
@@ -301,6 +304,7 @@ def export(
         splits: about how many; else as many as make sense for the cores. Each is a task.
         split_bytes: instead, how large. With exactly_once the first run decides, and later ones keep to it.
         marker_topic, check: as for `write`.
+        on_plan: called with an ExportPlan (files, bytes, rows, splits) when all is checked, before tasks start.
 
     Raises:
         SourceError, ValueError, TypeError: the files, or an argument; nothing was sent.
@@ -340,7 +344,7 @@ def export(
     if sink.job is not None and str(spark.conf.get("spark.speculation", "false")).lower() == "true":
         raise ValueError(NO_SPECULATION)
     cores = None if remote else int(spark.sparkContext.defaultParallelism)
-    return _export.run(spark, order, sink, remote=remote, cores=cores)
+    return _export.run(spark, order, sink, remote=remote, cores=cores, watch=on_plan)
 
 
 def _look_through(df: DataFrame, sink: Sink, *, priorities: bool) -> None:

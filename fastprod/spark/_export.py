@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-__all__ = ["Order", "run"]
+__all__ = ["ExportPlan", "Order", "chosen", "run"]
 
 SMALLEST, LARGEST = 4 << 20, 128 << 20  # bytes of a split, unless told
 PER_CORE = 4  # splits, where files are large enough: tasks end at about the same time
@@ -49,6 +49,19 @@ SHOWN = 5  # files in a message
 LABEL = 200  # characters of what a task says about its files
 
 Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class ExportPlan:
+    """What an export is about to write."""
+
+    files: int
+    bytes: int
+    """Of the files, as they are stored."""
+    rows: int | None
+    """Before `where`; None where the formats do not tell."""
+    splits: int
+    """Tasks, with about equally many bytes each."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +92,23 @@ class Survey:
     def size(self) -> int:
         return sum(file.size for file in self.listing.files)
 
+    def plan(self, splits: int) -> ExportPlan:
+        rows = [known.rows for known in self.contents.values()]
+        counted = None if any(one is None for one in rows) else sum(sum(one or ()) for one in rows)
+        return ExportPlan(len(self.listing.files), self.size, counted, splits)
+
 
 # ---- driver
 
 
 def run(
-    spark: SparkSession, order: Order, sink: Sink, *, remote: bool, cores: int | None, watch: Any = None
+    spark: SparkSession,
+    order: Order,
+    sink: Sink,
+    *,
+    remote: bool,
+    cores: int | None,
+    watch: Callable[[ExportPlan], None] | None = None,
 ) -> ExportReport:
     """Writes all files, and returns when every record is acknowledged."""
     start = time.monotonic()
@@ -98,13 +122,11 @@ def run(
     how = {**shape.identity(), "where": digest(str(survey.where)), "schema": digest(str(order.text))}
     bare = replace(survey, where=None)
     sink, splits = _there(spark, remote, lambda: prepared(sink, bare, size, how))
-    if len(splits) > MOST_SPLITS:
-        raise ValueError(f"{len(splits):,} splits are more than {MOST_SPLITS:,}: give a larger split_bytes")
     # Each split is packed alone: a task need not unpack those of others.
     packed = [zlib.compress(pickle.dumps(split)) for split in splits]
     work = _Work(sink, reader, shape, packed)
     if watch is not None:
-        watch(survey, splits)
+        watch(survey.plan(len(splits)))
     reports = _tasks(spark, len(packed), work, "report string") if packed else []
     told = [TaskReport.from_json(row.report) for row in reports]
     if sorted(task.task for task in told) != list(range(len(packed))):
@@ -258,7 +280,7 @@ def prepared(sink: Sink, survey: Survey, size: float, how: Mapping[str, str]) ->
     """The splits; for exactly once those of an earlier run, after its files are found to be the same."""
     files = survey.listing.files
     if sink.job is None:
-        return sink, _files.divided(files, survey.contents, size)
+        return sink, _divided(survey, size)
     for file in files:
         if not file.stamp:
             raise SourceError(
@@ -276,13 +298,22 @@ def prepared(sink: Sink, survey: Survey, size: float, how: Mapping[str, str]) ->
                 )
         _check_files(sink, files, [one for note in _once.noted(sink, found, found["notes"]) for one in _unpacked(note)])
         size = found["split_bytes"]
-    splits = _files.divided(files, survey.contents, size)
+    splits = _divided(survey, size)
     notes = _packed([(file.name, file.size, file.stamp) for file in files])
     if len(notes) > MOST_NOTES:
         raise SourceError(f"{len(files):,} files are too many for one job of exactly_once: export folders one by one")
     about = {"split_bytes": size, "how": dict(how), "notes": len(notes)}
-    name = digest(json.dumps([notes, about, [[piece.label for piece in split] for split in splits]]))
+    # What is compressed may look otherwise on another machine, and a time be more exact.
+    sizes = [[file.name, file.size] for file in files]
+    name = digest(json.dumps([sizes, size, dict(how), [[piece.label for piece in split] for split in splits]]))
     return _once.claim(replace(sink, layout=FILES + name, partitions=len(splits)), about, notes), splits
+
+
+def _divided(survey: Survey, size: float) -> list[Split]:
+    splits = _files.divided(survey.listing.files, survey.contents, size)
+    if len(splits) > MOST_SPLITS:
+        raise ValueError(f"{len(splits):,} splits are more than {MOST_SPLITS:,}: give a larger split_bytes")
+    return splits
 
 
 def _packed(files: Sequence[tuple[str, int, str]]) -> list[str]:
@@ -308,7 +339,7 @@ def _check_files(sink: Sink, files: Sequence[File], before: Sequence[tuple[str, 
         f"{name} has changed (it was {old[name][0]:,} bytes, {_files.when(old[name][1])}, and is {size:,}, "
         f"{_files.when(stamp)})"
         for name, (size, stamp) in new.items()
-        if name in old and old[name] != (size, stamp)
+        if name in old and not (old[name][0] == size and _files.same_stamp(old[name][1], stamp))
     ]
     problems = changed + [f"{name} is new" for name in new if name not in old]
     problems += [f"{name} is gone" for name in old if name not in new]

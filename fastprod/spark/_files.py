@@ -45,6 +45,7 @@ __all__ = [
     "listed",
     "looked",
     "same_kind",
+    "same_stamp",
     "stamp_of",
     "when",
 ]
@@ -74,7 +75,6 @@ NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 LOOKERS = 16  # most of their time is waiting
 ARROW_MAGIC = b"ARROW1"
 ARROW_END = struct.pack("<Ii", 0xFFFFFFFF, 0)  # behind the last message of a stream
-NAMED = 5  # files in a message
 
 
 class SourceError(ValueError):
@@ -168,6 +168,14 @@ def stamp_of(system: FileSystem, info: FileInfo) -> str:
         if tag is not None:
             return str(tag).strip('"')
     return "" if info.mtime_ns is None else str(info.mtime_ns)
+
+
+def same_stamp(one: str, other: str) -> bool:
+    """Whether two stamps are of the same content. Some stores tell milliseconds in listings, but seconds of a file."""
+    if one == other or not (one.isdecimal() and other.isdecimal()):
+        return one == other
+    (seconds, rest), (others, more) = divmod(int(one), 10**9), divmod(int(other), 10**9)
+    return seconds == others and (not rest or not more)
 
 
 @dataclass(frozen=True)

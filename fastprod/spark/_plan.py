@@ -103,7 +103,8 @@ def bucketed(df: DataFrame, buckets: int, bucket_by: Sequence[str] | None) -> Da
         raise ValueError("bucket_by names no column; leave it out to take all that are written")
     if not hasattr(df, "repartitionById"):
         raise RuntimeError('exactly_once="bucket" needs pyspark 4.1 or newer, which can place rows by a number')
-    by = list(bucket_by) if bucket_by is not None else [name for name in COLUMNS if name in df.columns]
+    written = [name for name in COLUMNS if name in df.columns] if "value" in df.columns else hashable(df.schema)
+    by = list(bucket_by) if bucket_by is not None else written
     if bucket_by is None and "headers" in by:
         by.remove("headers")  # maps cannot be hashed
     known = {name.lower() for name in df.columns}

@@ -24,6 +24,7 @@ from fastprod.spark._files import (
     TextOptions,
     folder_values,
     same_kind,
+    same_stamp,
     stamp_of,
     when,
 )
@@ -33,10 +34,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow.fs import FileSystem
 
-__all__ = ["Reader", "Rows", "learnt_json", "mask_of", "open_csv", "open_parquet"]
+__all__ = ["Reader", "Rows", "learnt_json", "mask_of", "open_csv", "open_parquet", "slices"]
 
 MOST_ROWS = 16_384  # of a batch
-MOST_BYTES = 8 << 20  # of a batch, about
+MOST_BYTES = 2 << 20  # of a batch, about: what is encoded of it should still be in the cache when it is copied
 BLOCK = 4 << 20  # bytes of text at a time; a row must fit
 LEARN = 16 << 20  # the same while types are learnt
 
@@ -103,7 +104,7 @@ class Reader:
             stamp = "" if info.type == FileType.NotFound else stamp_of(system, info)
         if info.type == FileType.NotFound:
             raise ExportError(f"{file.name} was there when the export began, and is gone. Nobody may change its files")
-        if (info.size, stamp) != (file.size, file.stamp):
+        if info.size != file.size or not same_stamp(stamp, file.stamp):
             raise ExportError(
                 f"{file.name} has changed since the export began: it was {file.size:,} bytes, {when(file.stamp)}, and "
                 f"is {info.size:,}, {when(stamp)}. Nobody may change its files"
@@ -118,7 +119,7 @@ class Reader:
     ) -> Iterator[Rows]:
         import pyarrow as pa
 
-        for start, piece in _small(batch):
+        for start, piece in slices(batch):
             columns = []
             with _naming(file + part):
                 for one in self.schema:
@@ -282,7 +283,7 @@ def _naming(what: str) -> Iterator[None]:
         raise ExportError(f"{what} cannot be read: {' '.join(str(problem).split())}") from problem
 
 
-def _small(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+def slices(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The batch in slices that are not too large, each with its first row."""
     rows = batch.num_rows
     step = max(1, min(MOST_ROWS, MOST_BYTES * rows // max(1, batch.nbytes)))

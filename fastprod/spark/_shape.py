@@ -1,6 +1,6 @@
 """What becomes of a row: which columns make its value, key, headers and timestamp.
 
-    batch of any columns -> Shape.send() -> values and keys encoded in C, or columns as they are -> the producer
+    batch of any columns -> Shape.sender() -> values and keys encoded in C, or columns as they are -> the producer
 
 An encoder (fastprod.encoding) makes bytes of whole rows; the name of a column takes its bytes, or its text, as they
 are. A row that cannot be encoded fails the task before anything of its batch is sent.
@@ -9,12 +9,12 @@ are. A row that cannot be encoded fails the task before anything of its batch is
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fastprod import _bulk
-from fastprod._core._columns import Column
 from fastprod.spark._sink import ExportError
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from fastprod.spark._worker import Task
 
 __all__ = ["Shape"]
+
+Place = Callable[[int | None], str]  # names a row of a batch, or all of it
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,15 @@ class Shape:
                 raise ValueError(
                     f"{argument} names {name!r}, but the columns are {', '.join(schema.names)}. Nothing was sent"
                 )
-        whole = self.columns is None and self.encodes
-        return [name for name in schema.names if whole or name in self.named()]
+        wanted = set(self.named())
+        for part, chosen in ((self.value, self.columns), (self.key, None)):
+            if isinstance(part, (str, type(None))):
+                continue
+            own = chosen or getattr(part, "columns", None)
+            if own is None:
+                return list(schema.names)
+            wanted |= {*own, *(getattr(part, "exclude", None) or ())}
+        return [name for name in schema.names if name in wanted]
 
     def resolved(self, schema: pa.Schema) -> Shape:
         """With encoders that need nobody any more: a registry is asked here, once, on the driver.
@@ -98,7 +107,9 @@ class Shape:
 
         own = schema if self.columns is None else pa.schema([schema.field(name) for name in self.columns])
         made = replace(self, value=settle(self.value, own), key=settle(self.key, schema))
-        made._plain(_no_rows(schema))
+        none = pa.RecordBatch.from_arrays([pa.nulls(0, one.type) for one in schema], schema=schema)
+        parts = {"value": pa.nulls(0), **made._parts(none)}
+        _bulk.check_schema(pa.schema({name: part.type for name, part in parts.items()}), "")
         return made
 
     def identity(self) -> dict[str, str]:
@@ -106,30 +117,25 @@ class Shape:
         parts = {"value": self.value, "key": self.key, "headers": self.headers, "timestamp": self.timestamp}
         return {name: digest(_state(part)) for name, part in {**parts, "columns": self.columns}.items()}
 
-    def sender(
-        self, send: Callable[[Task, pa.RecordBatch], None]
-    ) -> Callable[[Task, pa.RecordBatch, Callable[[int | None], str]], None]:
-        """A function that hands rows over; `send` takes those that need no encoder. It is told how to name a row."""
+    def sender(self, send: Callable[[Task, pa.RecordBatch], None]) -> Callable[[Task, pa.RecordBatch, Place], None]:
+        """A function that hands rows over, and is told how to name them; `send` takes those that need no encoder."""
+        import pyarrow as pa
 
-        def plain(task: Task, batch: pa.RecordBatch, place: Callable[[int | None], str]) -> None:
-            try:
-                records = self._plain(batch)
-            except (ValueError, TypeError) as problem:
-                raise ExportError(f"{place(None)}: {problem}. Nothing of these rows was sent") from problem
+        def plain(task: Task, batch: pa.RecordBatch, place: Place) -> None:
+            with _naming(place):
+                records = pa.RecordBatch.from_pydict(self._parts(batch))
             send(task, records)
 
-        def encoded(task: Task, batch: pa.RecordBatch, place: Callable[[int | None], str]) -> None:
+        def encoded(task: Task, batch: pa.RecordBatch, place: Place) -> None:
             block = self.block(batch, place)
             if task.look([block]):
                 task.submit(block)
 
         return encoded if self.encodes else plain
 
-    def _plain(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The columns that producers know; nulls stand for what an encoder will make."""
-        import pyarrow as pa
-
-        made = {"value": pa.nulls(batch.num_rows), "key": pa.nulls(batch.num_rows)}
+    def _parts(self, batch: pa.RecordBatch) -> dict[str, Any]:
+        """What needs no encoder, by the names that producers know."""
+        made = {}
         for name, given in (("value", self.value), ("key", self.key)):
             if isinstance(given, str):
                 made[name] = text_of(batch.column(given), given, name)
@@ -139,27 +145,34 @@ class Shape:
             made["headers"] = _headers(batch, self.headers)
         if self.timestamp is not None:
             made["timestamp"] = _times(batch.column(self.timestamp), self.timestamp)
-        if self.key is None:
-            del made["key"]
-        records = pa.RecordBatch.from_pydict(made)
-        _bulk.checked_batches(records, "")
-        return records
+        return made
 
-    def block(self, batch: pa.RecordBatch, place: Callable[[int | None], str]) -> _bulk.Block:
+    def block(self, batch: pa.RecordBatch, place: Place) -> _bulk.Block:
         """The records of a batch. Raises ExportError for the first row that cannot be one, and then nothing is sent."""
-        made: dict[str, Column] = {}
-        try:
-            (rest,) = _bulk.blocks_of_batches(_bulk.checked_batches(self._plain(batch), ""), False)
-            for name, part, ready in (("value", self.value, rest[0]), ("key", self.key, rest[1])):
-                given = batch if name == "key" or self.columns is None else batch.select(list(self.columns))
-                encoded = not isinstance(part, (str, type(None)))
-                made[name] = part.encode_column(given, name) if encoded else ready
-                for row, problem in made[name].bad.items():
-                    raise ExportError(f"{place(row)}: {name} {problem}. Nothing of these rows was sent")
-        except (ValueError, TypeError) as problem:
-            raise ExportError(f"{place(None)}: {problem}. Nothing of these rows was sent") from problem
+        count = batch.num_rows
+        with _naming(place):
+            made = self._parts(batch)
+            for name, part in (("value", self.value), ("key", self.key)):
+                if part is not None and name not in made:
+                    own = batch if name == "key" or self.columns is None else batch.select(list(self.columns))
+                    made[name] = part.encode_column(own, name)
+            times = _bulk.integers(made.get("timestamp"), "timestamps", count, "int64", 0)
+            value, key = ((made.get(name), count, None) for name in ("value", "key"))
+            block = _bulk.block(0, value, key, None, None, made.get("headers"), times)
+        for name, column in zip(("value", "key"), block, strict=False):
+            for row, problem in column.bad.items():
+                raise ExportError(f"{place(row)}: {name} {problem}. Nothing of these rows was sent")
         # Copied: what is encoded is then free again at once, and buffer.memory counts all there is.
-        return (made["value"], made["key"], None, rest[3], rest[4], rest[5], False)
+        return (*block[:-1], False)
+
+
+@contextmanager
+def _naming(place: Place) -> Iterator[None]:
+    """Errors about a batch say where it is from."""
+    try:
+        yield
+    except (ValueError, TypeError) as problem:
+        raise ExportError(f"{place(None)}: {problem}. Nothing of these rows was sent") from problem
 
 
 def text_of(column: pa.Array, name: str, argument: str) -> pa.Array:
@@ -171,9 +184,7 @@ def text_of(column: pa.Array, name: str, argument: str) -> pa.Array:
     if known.is_integer(kind) or known.is_boolean(kind) or known.is_date(kind) or known.is_decimal(kind):
         column = column.dictionary_decode() if known.is_dictionary(column.type) else column
         return column.cast(pa.string())
-    text = (known.is_string, known.is_large_string, known.is_string_view, known.is_null)
-    binary = (known.is_binary, known.is_large_binary, known.is_binary_view, known.is_fixed_size_binary)
-    if not any(fits(kind) for fits in (*text, *binary)):
+    if not _bulk.is_text(kind):
         raise TypeError(
             f"{argument} names {name!r}, which is {kind}: only text, binary, whole numbers, decimals, dates and "
             f"booleans are bytes of a record by themselves; use an encoder, as in {argument}=Json(columns=[{name!r}])"
@@ -202,12 +213,6 @@ def _headers(batch: pa.RecordBatch, names: Sequence[str]) -> pa.Array:
     keys = pa.DictionaryArray.from_arrays(pa.array(np.tile(np.arange(width, dtype="int32"), rows)), list(names))
     pairs = pa.StructArray.from_arrays([keys, values.take(order)], names=["key", "value"])
     return pa.ListArray.from_arrays(pa.array(np.arange(0, rows * width + 1, width, dtype="int32")), pairs)
-
-
-def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
-    import pyarrow as pa
-
-    return pa.RecordBatch.from_arrays([pa.nulls(0, one.type) for one in schema], schema=schema)
 
 
 def _state(part: Any) -> str:

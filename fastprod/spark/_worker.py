@@ -294,6 +294,8 @@ def write_batches(sink: Sink, batches: Iterable[pa.RecordBatch], shape: Shape | 
 
 
 def _write_shaped(sink: Sink, batches: Iterable[pa.RecordBatch], shape: Shape) -> TaskReport:
+    from fastprod.spark._reading import slices
+
     hand = shape.sender(sender(sink))
     before = 0
 
@@ -302,13 +304,14 @@ def _write_shaped(sink: Sink, batches: Iterable[pa.RecordBatch], shape: Shape) -
         if sink.bucketed:
             batch = without_bucket(batch, task.report.task)
 
-        def place(row: int | None = None) -> str:
-            where = f"Spark partition {task.report.task}, "
-            last = f"s {before:,} to {before + batch.num_rows - 1:,}" if row is None else f" {before + row:,}"
-            return f"{where}row{last}"
+        for _, part in slices(batch):
 
-        hand(task, batch, place)
-        before += batch.num_rows
+            def place(row: int | None, first: int = before, rows: int = part.num_rows) -> str:
+                which = f"rows {first:,} to {first + rows - 1:,}" if row is None else f"row {first + row:,}"
+                return f"Spark partition {task.report.task}, {which}"
+
+            hand(task, part, place)
+            before += part.num_rows
 
     return in_task(sink, (batch for batch in batches if batch.num_rows), hand_over)
 

@@ -224,6 +224,22 @@ def test_an_arrow_expression_chosen_columns_and_what_becomes_of_them(spark, kafk
     assert message.timestamp()[1] == int(when.timestamp() * 1000)
 
 
+def test_encoders_are_read_no_more_columns_than_they_want() -> None:
+    from fastprod.spark._shape import Shape
+
+    schema = table(rows=1).append_column("more", [[1]]).schema
+
+    def needed(value, key=None, columns=None) -> list[str]:
+        return Shape.of(value, key, None, None, columns).needed(schema)
+
+    assert needed(Json()) == ["id", "name", "amount", "more"]
+    assert needed(Json(columns=["amount", "id"])) == ["id", "amount"]
+    assert needed(Json(), key="more", columns=["id"]) == ["id", "more"]
+    assert needed(Json(), key=Json(columns=["more"]), columns=["id"]) == ["id", "more"]
+    assert needed(Json(), key=Json(), columns=["id"]) == ["id", "name", "amount", "more"]
+    assert needed("id", key=Json(columns=["more"])) == ["id", "more"]
+
+
 def test_a_column_of_bytes_is_the_value_as_it_is(spark, kafka_cluster, topic, tmp_path) -> None:
     kafka_cluster.create_topic(topic, 3)
     values = [os.urandom(2000) for _ in range(500)]
@@ -423,3 +439,94 @@ def test_splits_hold_each_part_once_and_about_as_many_bytes(tmp_path) -> None:
         ]
         largest = max(max(known.weights) for known in survey.contents.values())
         assert max(sizes) - min(sizes) <= 2 * largest
+
+
+def test_a_large_file_is_never_in_memory_as_a_whole(tmp_path) -> None:
+    from fastprod.spark import _export, _files
+    from fastprod.spark._reading import Reader
+
+    body = [os.urandom(500).hex() for _ in range(2000)]  # 2 MB that do not compress to less than half
+    writer = None
+    for number in range(25):
+        data = pa.table({"number": [number] * 2000, "body": body})
+        writer = writer or pq.ParquetWriter(tmp_path / "a.parquet", data.schema, use_dictionary=False)
+        writer.write_table(data)
+    writer.close()
+    listing = _files.listed(tmp_path)
+    survey = _export.surveyed(listing, _files.TextOptions(), None, {})
+    (split,) = _files.divided(listing.files, survey.contents, 1e9)
+    reader = Reader(listing.systems, survey.schema, survey.folders, ("number", "body"))
+    before = pa.total_allocated_bytes()
+    most = rows = 0
+    for part in reader.read(split):
+        rows += part.batch.num_rows
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert rows == 50_000
+    assert most < 16 << 20  # of 50 MB
+
+
+class Elsewhere:
+    """As much of an fsspec file system as listing and reading need; etags tell what changes."""
+
+    protocol = "elsewhere"
+    tag = "first"
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+
+    def _told(self, path: str) -> dict:
+        kind = "directory" if os.path.isdir(path) else "file"
+        size = os.path.getsize(path)
+        return {"name": path, "size": size, "type": kind, "ETag": f'"{self.tag}-{size}"'}
+
+    def info(self, path: str, **_) -> dict:
+        if not os.path.exists(path):
+            raise FileNotFoundError(path)
+        return self._told(path)
+
+    def isdir(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def isfile(self, path: str) -> bool:
+        return os.path.isfile(path)
+
+    def find(self, path: str, maxdepth=None, withdirs=False, detail=False, **_) -> dict:
+        return {str(found): self._told(str(found)) for found in Path(path).rglob("*") if withdirs or found.is_file()}
+
+    def open(self, path: str, mode="rb", **_):
+        return open(path, mode)
+
+
+def test_a_file_system_of_fsspec_and_its_etags(monkeypatch, tmp_path) -> None:
+    import sys
+    from types import SimpleNamespace
+
+    from fastprod.spark import ExportError, _export, _files
+    from fastprod.spark._reading import Reader
+
+    fsspec = SimpleNamespace(core=SimpleNamespace(url_to_fs=lambda uri: (Elsewhere("/"), uri.partition("://")[2])))
+    fsspec.AbstractFileSystem = Elsewhere
+    monkeypatch.setitem(sys.modules, "fsspec", fsspec)
+    pq.write_table(table(rows=10), tmp_path / "a.parquet")
+    listing = _files.listed(f"elsewhere://{tmp_path}")
+    assert [file.name for file in listing.files] == [f"elsewhere://{tmp_path}/a.parquet"]
+    assert listing.files[0].stamp == f"first-{listing.files[0].size}"
+    survey = _export.surveyed(listing, _files.TextOptions(), None, {})
+    (split,) = _files.divided(listing.files, survey.contents, 1e9)
+    reader = Reader(listing.systems, survey.schema, survey.folders, ("id",))
+    assert [rows.batch.num_rows for rows in reader.read(split)] == [10]
+    monkeypatch.setattr(Elsewhere, "tag", "second")
+    with pytest.raises(ExportError, match=r"has changed since the export began: .* etag first-.* etag second-"):
+        list(reader.read(split))
+
+
+def test_times_of_stores_that_tell_seconds_in_one_answer_and_more_in_another() -> None:
+    from fastprod.spark._files import same_stamp
+
+    whole, exact, later = "1794956238000000000", "1794956238123000000", "1794956239000000000"
+    assert same_stamp(whole, whole)
+    assert same_stamp(whole, exact)
+    assert same_stamp(exact, whole)
+    assert not same_stamp(exact, "1794956238123000001")
+    assert not same_stamp(exact, later)
+    assert not same_stamp("etag-1", "etag-2")

@@ -1,4 +1,4 @@
-"""Files to Kafka through Spark Connect, whose client need not be near the files, the brokers or a registry of theirs."""
+"""Files to Kafka through Spark Connect, whose client need not be near files, brokers or anything else."""
 
 import textwrap
 

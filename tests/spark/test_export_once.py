@@ -2,13 +2,19 @@
 
 import os
 import signal
+import subprocess
+import textwrap
+import time
+from functools import partial
 from itertools import count
 from pathlib import Path
 
+import programs
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import settled
+from confluent_kafka import IsolationLevel
+from conftest import ends, settled
 
 from fastprod.encoding import Json
 from fastprod.spark import ExportError, SourceError, export, write
@@ -32,6 +38,14 @@ class KillOnce:
             self.left -= 1
             if self.left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
+        return len(value) % partitions
+
+
+class Slow:
+    """A partitioner that takes its time, so that a job can be killed in the middle."""
+
+    def partition(self, topic, key, value, partitions, available) -> int:
+        time.sleep(0.001)
         return len(value) % partitions
 
 
@@ -105,6 +119,32 @@ def test_a_job_that_failed_goes_on_with_other_cores(spark, kafka_cluster, topic,
     report = once(spark, folder, topic, settings(kafka_cluster))
     assert (report.records, len(report.tasks)) == (ROWS, 8)
     assert 0 < report.skipped < 8
+    all_there(kafka_cluster, topic)
+
+
+def test_a_driver_that_is_killed_in_the_middle(spark, kafka_cluster, topic, folder, tmp_path) -> None:
+    kafka_cluster.create_topic(topic, 3)
+    script = tmp_path / "driver.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import sys
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from pyspark.sql import SparkSession
+        from fastprod.spark import export
+        from test_export_once import Slow
+        spark = SparkSession.builder.master("local[3]").config("spark.ui.enabled", "false").getOrCreate()
+        config = {{**{settings(kafka_cluster)!r}, "partitioner": Slow()}}
+        once = {{"exactly_once": True, "job_id": {topic!r}, "splits": 10}}
+        export(spark, {str(folder)!r}, {topic!r}, config, value="value", **once)
+        """)
+    )
+    with programs.started(script, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as driver:
+        visible = partial(ends, kafka_cluster, topic, IsolationLevel.READ_COMMITTED)
+        assert programs.wait_until(lambda: driver.poll() is not None or sum(visible()) > 0)
+        assert driver.poll() is None
+    report = once(spark, folder, topic, settings(kafka_cluster))
+    assert (report.records, len(report.tasks)) == (ROWS, 10)
+    assert 0 < report.skipped < 10
     all_there(kafka_cluster, topic)
 
 

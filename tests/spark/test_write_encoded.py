@@ -7,7 +7,7 @@ from conftest import settled
 from test_export import Picky, read_back, settings
 
 from fastprod.encoding import Json
-from fastprod.spark import write
+from fastprod.spark import bucketed, register, write
 
 ROWS = 3000
 
@@ -97,3 +97,99 @@ def test_what_does_not_fit_is_refused_before_anything_is_sent(spark, kafka_clust
     with pytest.raises((ValueError, TypeError), match=match):
         write(orders(spark), topic, settings(kafka_cluster), **options)
     assert read_back(kafka_cluster, topic) == []
+
+
+def save(rows, cluster, topic, **options) -> None:
+    given = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "topic": topic}
+    given |= {name.replace("_", "."): value for name, value in options.items()}
+    rows.write.format("fastprod").mode("append").options(**given).save()
+
+
+def test_the_data_source_encodes_json(spark, kafka_cluster, topic) -> None:
+    kafka_cluster.create_topic(topic, 3)
+    register(spark)
+    options = {"value_format": "json", "value_columns": "id, amount", "key_columns": "customer"}
+    save(orders(spark), kafka_cluster, topic, **options, headers_columns="id", timestamp_column="placed")
+    found = read_back(kafka_cluster, topic)
+    assert sorted(json.loads(message.value())["id"] for message in found) == list(range(ROWS))
+    for message in found:
+        row = json.loads(message.value())
+        assert list(row) == ["id", "amount"]
+        assert message.key() == b"customer-%d" % (row["id"] % 10)
+        assert message.headers() == [("id", b"%d" % row["id"])]
+
+
+def test_the_data_source_encodes_avro_and_keys_of_several_columns(spark, kafka_cluster, topic) -> None:
+    import io
+
+    import fastavro
+
+    kafka_cluster.create_topic(topic, 3)
+    register(spark)
+    schema = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}
+    options = {"value_format": "avro", "value_schema": json.dumps(schema), "value_columns": "id"}
+    save(orders(spark), kafka_cluster, topic, **options, key_columns="customer,id", exactly_once="task", job_id=topic)
+    save(orders(spark), kafka_cluster, topic, **options, key_columns="customer,id", exactly_once="task", job_id=topic)
+    found = read_back(kafka_cluster, topic)
+    rows = [fastavro.schemaless_reader(io.BytesIO(message.value()), schema) for message in found]
+    assert sorted(row["id"] for row in rows) == list(range(ROWS))
+    for message, row in zip(found, rows, strict=True):
+        assert json.loads(message.key()) == {"customer": f"customer-{row['id'] % 10}", "id": row["id"]}
+
+
+def test_wrong_options_of_encoding_are_named(spark, kafka_cluster, topic) -> None:
+    kafka_cluster.create_topic(topic, 3)
+    register(spark)
+    for options, match in (
+        ({"value_format": "xml"}, "is .json. or .avro., not 'xml'"),
+        ({"key_columns": "id"}, "has no effect without .value.format"),
+        ({"value_format": "json", "value_columns": "nothing"}, "nothing"),
+        ({"value_format": "json", "key_columns": "nothing"}, "key names 'nothing'"),
+        ({"value_format": "avro", "value_schema": '"long"'}, "record"),
+    ):
+        with pytest.raises(Exception, match=match):
+            save(orders(spark), kafka_cluster, topic, **options)
+    assert read_back(kafka_cluster, topic) == []
+
+
+def test_avro_with_a_registry_that_only_the_driver_asks(spark, kafka_cluster, topic) -> None:
+    """mock:// is a registry of this process alone: workers could not ask it."""
+    from confluent_kafka.schema_registry import SchemaRegistryClient
+    from confluent_kafka.schema_registry.avro import AvroDeserializer
+    from confluent_kafka.serialization import MessageField, SerializationContext
+
+    from fastprod.encoding import Avro
+
+    kafka_cluster.create_topic(topic, 3)
+    client = SchemaRegistryClient.new_client({"url": "mock://orders"})
+    rows = spark.range(0, ROWS, 1, 3).selectExpr("id", "concat('n', id) AS name", "timestamp_seconds(id) AS at")
+    write(rows, topic, settings(kafka_cluster), value=Avro(subject=f"{topic}-value", schema="derive", registry=client))
+    read = AvroDeserializer(client)
+    context = SerializationContext(topic, MessageField.VALUE)
+    found = [read(message.value(), context) for message in read_back(kafka_cluster, topic)]
+    assert sorted(row["id"] for row in found) == list(range(ROWS))
+    assert all(row["name"] == f"n{row['id']}" and row["at"].timestamp() == row["id"] for row in found)
+
+
+def test_a_stream_of_rows_is_encoded(spark, kafka_cluster, topic, tmp_path) -> None:
+    kafka_cluster.create_topic(topic, 3)
+    register(spark)
+    orders(spark).select("id", "customer").write.parquet(str(tmp_path / "in"))
+    rows = spark.readStream.schema("id long, customer string").parquet(str(tmp_path / "in"))
+    options = {"kafka.bootstrap.servers": kafka_cluster.bootstrap_servers, "topic": topic, "value.format": "json"}
+    writer = rows.writeStream.format("fastprod").options(**options).option("key.columns", "customer")
+    writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    writer.trigger(availableNow=True).start().awaitTermination()
+    found = [json.loads(message.value()) for message in read_back(kafka_cluster, topic)]
+    assert sorted(row["id"] for row in found) == list(range(ROWS))
+
+
+def test_rows_that_know_their_buckets_are_encoded(spark, kafka_cluster, topic) -> None:
+    kafka_cluster.create_topic(topic, 3)
+    register(spark)
+    for _ in range(2):
+        rows = bucketed(orders(spark).select("id", "customer"), 4)
+        save(rows, kafka_cluster, topic, value_format="json", exactly_once="bucket", job_id=topic)
+    found = [json.loads(message.value()) for message in read_back(kafka_cluster, topic)]
+    assert sorted(row["id"] for row in found) == list(range(ROWS))
+    assert all(set(row) == {"id", "customer"} for row in found)
