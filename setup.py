@@ -20,7 +20,7 @@ debug = flag("FASTPROD_DEBUG")
 coverage = flag("FASTPROD_COVERAGE")
 sanitize = os.environ.get("FASTPROD_SANITIZE")
 
-CPLUSPLUS = {"_arrow_memory"}  # talks to pyarrow's C++ objects; all else is C
+CPLUSPLUS = {"_arrow_memory", "_json"}  # for pyarrow's C++ objects, for std::to_chars; all else is C
 compile_args = ["-pthread", "-fvisibility=hidden"]
 compile_args += ["-O0", "-g3", "-UNDEBUG", "-DFASTPROD_DEBUG=1"] if debug else ["-O3", "-g1"]
 link_args = ["-pthread"]

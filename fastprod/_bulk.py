@@ -67,7 +67,7 @@ def blocks_of_columns(
         stop = start + min(cursor.left() for cursor in cursors)
         value, key, header, topic = (cursor.take(stop - start) for cursor in cursors)
         made.append(
-            _block(
+            block(
                 start,
                 value,
                 key,
@@ -98,18 +98,31 @@ def _uneven(name: str, count: int, wanted: int) -> ValueError:
 
 def checked_batches(source: Any, topic: str | None) -> Any:
     """Arrow record batches with the right columns."""
-    import pyarrow as pa
-
     if isinstance(source, Vouched):
         return Vouched(checked_batches(source.data, topic))
+    found = batches_of(source)
+    check_schema(found.schema, topic)
+    return found.batches
+
+
+class Batches(NamedTuple):
+    """Arrow record batches: a list, or a reader."""
+
+    schema: Any
+    batches: Any
+
+
+def batches_of(source: Any) -> Batches:
+    """Of a RecordBatch, a Table, a reader, or what another library can give as one."""
+    import pyarrow as pa
+
     if not isinstance(source, (pa.RecordBatch, pa.Table, pa.RecordBatchReader)):
         if not (hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__")):
             raise TypeError(f"expected an Arrow RecordBatch or Table, not {type(source).__name__}")
         source = pa.table(source)
-    _check_schema(source.schema, topic)
     if isinstance(source, pa.Table):
-        return source.to_batches()
-    return [source] if isinstance(source, pa.RecordBatch) else source
+        return Batches(source.schema, source.to_batches())
+    return Batches(source.schema, [source] if isinstance(source, pa.RecordBatch) else source)
 
 
 def blocks_of_batches(batches: Any, topics: bool) -> Iterator[Block]:
@@ -127,7 +140,7 @@ def _blocks_of_batches(batches: Iterable[Any], topics: bool) -> Iterator[Block]:
     for batch in batches:
         count = batch.num_rows
         column = dict(zip(batch.schema.names, batch.columns, strict=True)).get
-        yield _block(
+        yield block(
             start,
             (column("value"), count, None),
             (column("key"), count, None),
@@ -139,10 +152,13 @@ def _blocks_of_batches(batches: Iterable[Any], topics: bool) -> Iterator[Block]:
         start += count
 
 
-def _block(
+def block(
     start: int, values: Piece, keys: Piece, topics: Piece | None, partitions: Any, headers: Any, timestamps: Any
 ) -> Block:
-    """Of columns of one length; `start` is the number of the first record in the call, for error texts."""
+    """Of columns of one length; `start` is the number of the first record in the call, for error texts.
+
+    The part of a piece may also be a Column, which an encoder made.
+    """
     value_column = _column(values, "value", start)
     key_column = _column(keys, "key", start)
     return (
@@ -158,6 +174,8 @@ def _block(
 
 def _column(piece: Piece, name: str, start: int = 0) -> Column:
     part, length, mask = piece
+    if isinstance(part, Column):
+        return part
     return Column.empty(length) if part is None else Column(part, name, strict=False, mask=mask, base=start)
 
 
@@ -395,10 +413,30 @@ def _is_string(kind: Any) -> bool:
     return any(check(kind) for check in (known.is_string, known.is_large_string, known.is_string_view, known.is_null))
 
 
+def is_text(kind: Any) -> bool:
+    """Of Arrow's types those of bytes and text, dictionaries of them, and that of nulls only."""
+    import pyarrow as pa
+
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return any(
+        check(kind)
+        for check in (
+            pa.types.is_binary,
+            pa.types.is_string,
+            pa.types.is_large_binary,
+            pa.types.is_large_string,
+            pa.types.is_binary_view,
+            pa.types.is_string_view,
+            pa.types.is_fixed_size_binary,
+            pa.types.is_null,
+        )
+    )
+
+
 _right: tuple[Any, bool] | None = None  # the last schema that was, and whether a topic was given: many batches have one
 
 
-def _check_schema(schema: Any, topic: str | None) -> None:
+def check_schema(schema: Any, topic: str | None) -> None:
     """Refuses a wrong table before anything is sent, naming the column."""
     global _right
     last = _right
@@ -411,25 +449,9 @@ def _check_schema(schema: Any, topic: str | None) -> None:
     if topic is None and "topic" not in schema.names:
         raise ValueError("give a topic, or have a column 'topic'")
 
-    def text(kind: Any) -> bool:
-        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        return any(
-            check(kind)
-            for check in (
-                pa.types.is_binary,
-                pa.types.is_string,
-                pa.types.is_large_binary,
-                pa.types.is_large_string,
-                pa.types.is_binary_view,
-                pa.types.is_string_view,
-                pa.types.is_fixed_size_binary,
-                pa.types.is_null,
-            )
-        )
-
     def headers(kind: Any) -> bool:
         if pa.types.is_map(kind):
-            return _is_string(kind.key_type) and text(kind.item_type)
+            return _is_string(kind.key_type) and is_text(kind.item_type)
         listed = pa.types.is_list(kind) or pa.types.is_large_list(kind)
         if not listed or not pa.types.is_struct(kind.value_type):
             return False
@@ -437,13 +459,13 @@ def _check_schema(schema: Any, topic: str | None) -> None:
         return (
             min(name, value) >= 0
             and _is_string(kind.value_type.field(name).type)
-            and text(kind.value_type.field(value).type)
+            and is_text(kind.value_type.field(value).type)
         )
 
     wanted: dict[str, tuple[Callable[[Any], bool], str]] = {
-        "value": (text, "binary or string"),
-        "key": (text, "binary or string"),
-        "topic": (text, "string"),
+        "value": (is_text, "binary or string"),
+        "key": (is_text, "binary or string"),
+        "topic": (is_text, "string"),
         "partition": (pa.types.is_integer, "integer"),
         "timestamp": (lambda kind: pa.types.is_integer(kind) or pa.types.is_timestamp(kind), "integer or timestamp"),
         "headers": (headers, "list of struct<key, value>"),

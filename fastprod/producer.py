@@ -23,6 +23,8 @@ from fastprod._core._runtime import Receipt, Runtime, check_headers
 from fastprod.errors import AuthenticationError
 
 if TYPE_CHECKING:
+    from fastprod.encoding import Encoder
+    from fastprod.encoding._roles import Topics
     from fastprod.stats import ProducerStats
 
 DeliveryCallback = Callable[[KafkaError | None, Any], None]
@@ -159,20 +161,57 @@ class Producer(confluent_kafka.Producer):
         return receipt
 
     def produce_arrow(
-        self, batch_or_table: Any, topic: str | None = None, *, receipt: Receipt | None = None
+        self,
+        batch_or_table: Any,
+        topic: str | None = None,
+        *,
+        value: str | Encoder | None = None,
+        key: str | Encoder | None = None,
+        headers: str | None = None,
+        timestamp: str | None = None,
+        partition: str | None = None,
+        receipt: Receipt | None = None,
     ) -> Receipt:
-        """Accepts an Arrow RecordBatch, Table or reader with the columns of Spark's Kafka sink.
+        """Accepts an Arrow RecordBatch, Table or reader: with the columns of Spark's Kafka sink, or any with `value=`.
 
-        `value` is required; `key`, `headers` (list of key/value structs), `topic`, `partition` and `timestamp` (ms
-        integers or Arrow timestamps) may be there. The `topic` argument beats the column. `receipt` and memory as for
-        `produce_many`. A table is checked before anything is accepted, a reader batch by batch.
+        Without `value=`, a column `value` is required; `key`, `headers` (list of key/value structs), `topic`,
+        `partition` and `timestamp` (ms integers or Arrow timestamps) may be there. The `topic` argument beats the
+        column. `receipt` and memory as for `produce_many`. A table is checked before anything is accepted, a reader
+        batch by batch.
+
+        With `value=` an encoder, such as `fastprod.encoding.Json()`, makes the value of the row's columns, or the
+        column of that name has it ready. No column has a meaning then but `topic`, where that argument is missing:
+        `key` is an encoder or the name of a column (text and bytes as they are, integers and booleans as text), the
+        others are names of columns. What is used for them is also in the value, unless the encoder leaves it out. A
+        row that cannot be encoded fails alone, and is found in the Receipt.
         """
+        named = (value, key, headers, timestamp, partition)
+        if any(one is not None for one in named):
+            return self._produce_rows(batch_or_table, topic, named, receipt)
         from fastprod import _bulk
 
         runtime = self._open()
         batches = _bulk.checked_batches(batch_or_table, topic)
         receipt = runtime.receipt(topic, receipt)
         for block in _bulk.blocks_of_batches(batches, topic is None):
+            runtime.submit(receipt, *block)
+        return receipt
+
+    def _produce_rows(
+        self,
+        source: Any,
+        topic: str | None,
+        named: tuple[Any, ...],
+        receipt: Receipt | None,
+        topics: Topics | None = None,
+    ) -> Receipt:
+        """`produce_arrow` with named parts; `topics` gives those of a batch, if neither argument nor column does."""
+        from fastprod.encoding import _roles
+
+        runtime = self._open()
+        blocks = _roles.blocks(source, topic, _roles.Roles.of(*named), topics)
+        receipt = runtime.receipt(topic if topics is None else None, receipt)
+        for block in blocks:
             runtime.submit(receipt, *block)
         return receipt
 

@@ -14,7 +14,7 @@ from threading import Event
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fastprod.cli._options import Failure
 from fastprod.testing._java import KafkaUnavailable, java_program
@@ -23,7 +23,9 @@ from fastprod.testing._spark import spark_environment
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["interruptibly", "progress_of", "session"]
+    from fastprod.spark import ExportPlan
+
+__all__ = ["interruptibly", "progress_of", "session", "so_far"]
 
 POLL_S = 0.2
 CANCEL_S = 0.5  # between two orders to Spark to give up
@@ -124,11 +126,16 @@ def _stderr_to(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def progress_of(spark: SparkSession, what: str) -> Iterator[None]:
-    """A bar on the terminal that grows with the tasks of the jobs that run inside."""
+def progress_of(spark: SparkSession, what: str) -> Iterator[Callable[[ExportPlan], None]]:
+    """A bar on the terminal that grows with the tasks of the jobs that run inside.
+
+    Whoever knows more gives the plan to the function that this yields: the line then tells rows, bytes and files, as
+    far as the tasks that have ended, which have about equally many bytes each, and the time left.
+    """
     console = Console(stderr=True)
+    plans: list[ExportPlan] = []
     if not console.is_terminal:
-        yield
+        yield plans.append
         return
     done = threading.Event()
     tracker = spark.sparkContext.statusTracker()
@@ -136,27 +143,35 @@ def progress_of(spark: SparkSession, what: str) -> Iterator[None]:
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("tasks"),
+        TextColumn("tasks{task.fields[more]}"),
         TimeElapsedColumn(),
+        TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True) as progress:
-        bar = progress.add_task(what, total=None)
+        bar = progress.add_task(what, total=None, more="")
 
         def watch() -> None:
             while not done.wait(POLL_S):
                 stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
                 known = [stage for stage in stages if stage is not None]
                 if known:
-                    progress.update(
-                        bar,
-                        total=sum(stage.numTasks for stage in known),
-                        completed=sum(stage.numCompletedTasks for stage in known),
-                    )
+                    total = sum(stage.numTasks for stage in known)
+                    completed = sum(stage.numCompletedTasks for stage in known)
+                    more = so_far(plans[-1], completed) if plans else ""
+                    progress.update(bar, total=total, completed=completed, more=more)
 
         watcher = threading.Thread(target=watch, daemon=True)
         watcher.start()
         try:
-            yield
+            yield plans.append
         finally:
             done.set()
             watcher.join()
+
+
+def so_far(plan: ExportPlan, completed: int) -> str:
+    """What the tasks that have ended have written, about."""
+    share = min(1.0, completed / plan.splits) if plan.splits else 1.0
+    rows = "" if plan.rows is None else f", {share * plan.rows:,.0f} of {plan.rows:,} rows"
+    files = f", {share * plan.files:,.0f} of {plan.files:,} files"
+    return f"{rows}, {share * plan.bytes / 1e6:,.0f} of {plan.bytes / 1e6:,.0f} MB{files}"

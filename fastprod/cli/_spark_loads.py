@@ -2,8 +2,10 @@
 
     VALUES    ready values into one topic
     TOPICS    ready values into hundreds of topics of very different sizes, which rows name
+    ORDERS    Parquet files of orders, whose rows become JSON or Avro on the way
 
-A way is a function of a cached DataFrame, a topic and a configuration, which returns when every row is acknowledged.
+A way is a function of a DataFrame, cached or of files, a topic and a configuration. It returns when every row is
+acknowledged.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import confluent_kafka
@@ -45,8 +48,8 @@ class Load(NamedTuple):
 
     ours: Way
     rivals: Mapping[str, tuple[Way, ...]]
-    select: Callable[[int, str, int], tuple[str, ...]]
-    """Spark's expressions for the columns of a row, made of its number: size of a value, topic, topics."""
+    select: Callable[[int, str, int], tuple[str, ...]] | None
+    """Spark's expressions for the columns of a row, made of its number: size of a value, topic, topics. None: files."""
     always: bool = False
     """All rivals take part, unless some are named."""
     row_overhead: int = 8
@@ -205,4 +208,98 @@ TOPICS = Load(
     lambda size, topic, topics: (_topic_of(topic, topics), value_of(size)),
     always=True,
     row_overhead=48,
+)
+
+
+# ---- files of orders
+
+
+ORDER_BYTES = 250  # of an order as JSON, about
+ORDER_FILES = 8
+GROUP_ROWS = 100_000  # of a row group
+
+
+def write_orders(folder: Path, records: int) -> None:
+    """So many orders in Parquet files, as a lake has them."""
+    import pyarrow.parquet as pq
+
+    from fastprod.cli._orders import orders
+
+    share = -(-records // ORDER_FILES)
+    for number in range(-(-records // share)):
+        rows = orders(min(share, records - number * share), seed=number)
+        pq.write_table(_table(rows), folder / f"part-{number:05d}.parquet", row_group_size=GROUP_ROWS)
+
+
+def _table(batch: Any) -> Any:
+    import pyarrow as pa
+
+    return pa.Table.from_batches([batch])
+
+
+def _files(df: DataFrame) -> list[str]:
+    return sorted(df.inputFiles())
+
+
+def _export(encoder: Callable[[], Any]) -> Callable[[DataFrame, str, Config], None]:
+    def send(df: DataFrame, topic: str, conf: Config) -> None:
+        from fastprod.spark import export
+
+        export(df.sparkSession, _files(df), topic, conf, value=encoder())
+
+    return send
+
+
+def _encoded(encoder: Callable[[], Any]) -> Callable[[DataFrame, str, Config], None]:
+    def send(df: DataFrame, topic: str, conf: Config) -> None:
+        from fastprod.spark import write
+
+        write(df, topic, conf, value=encoder(), batch_rows=BATCH_ROWS)
+
+    return send
+
+
+def _json() -> Any:
+    from fastprod.encoding import Json
+
+    return Json()
+
+
+def _avro() -> Any:
+    from fastprod.encoding import Avro
+
+    return Avro(wire="bare")  # as Spark's to_avro writes it
+
+
+def _as_json(df: DataFrame) -> DataFrame:
+    return df.selectExpr("to_json(struct(*)) AS value")
+
+
+def _as_avro(df: DataFrame) -> DataFrame:
+    from pyspark.sql.avro.functions import to_avro
+    from pyspark.sql.functions import struct
+
+    return df.select(to_avro(struct("*")).alias("value"))
+
+
+def _then(
+    prepare: Callable[[DataFrame], DataFrame], send: Callable[[DataFrame, str, Config], None]
+) -> Callable[[DataFrame, str, Config], None]:
+    return lambda df, topic, conf: send(prepare(df), topic, conf)
+
+
+ORDERS = Load(
+    Way("fastprod", "spark.export, JSON", _export(_json)),
+    {
+        "write": (Way("write", "spark.write(value=Json())", _encoded(_json)),),
+        "to-json": (Way("to-json", "to_json, spark.write", _then(_as_json, _write_by_rows)),),
+        "spark-sink": (Way("spark-sink", 'to_json, format("kafka"), tuned', _then(_as_json, _sink_tuned)),),
+        "avro": (
+            Way("avro", "spark.export, Avro", _export(_avro)),
+            Way("avro", "spark.write(value=Avro())", _encoded(_avro)),
+            Way("avro", 'to_avro, format("kafka"), tuned', _then(_as_avro, _sink_tuned)),
+        ),
+    },
+    None,
+    always=True,
 )

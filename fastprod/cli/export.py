@@ -1,15 +1,23 @@
-"""`fastprod export`: a data set that Spark can read, into a topic. `fastprod demo`: the same with data of its own."""
+"""`fastprod export`: files into a topic. `fastprod demo`: the same with data of its own.
+
+    engine files   fastprod.spark.export: the Python workers read the files, no row passes the JVM
+    engine spark   spark.read, columns made in the JVM, fastprod.spark.write
+
+Unless told, it is the first; the second where a column becomes a key, value or header in a way that only Spark knows,
+which the first refuses before anything is sent.
+"""
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from confluent_kafka import KafkaException
@@ -27,7 +35,12 @@ if TYPE_CHECKING:
     from fastprod.spark import ExportReport
 
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".orc": "orc"}
+FORMATS |= {".arrow": "arrow", ".arrows": "arrow", ".feather": "arrow"}
+SPARKS = ("parquet", "csv", "json", "orc")  # of these, what Spark itself reads
 UNREADABLE = re.compile(r"\[(FAILED_READ_FILE|MALFORMED_RECORD_IN_PARSING|CANNOT_READ_FILE)\b")
+UNREAD = re.compile(r"ExportError: .* cannot be read: ")  # of a task that reads files itself
+NAMING = re.compile(r"^(key|value|headers|timestamp|columns) names")
+HEAD = 1 << 20  # bytes
 BAR = 24  # characters of the longest bar
 ORDERS = (  # the demo's columns
     "id AS order_id",
@@ -81,8 +94,21 @@ _shared = _options.together(
 @click.option("--value", metavar="COL", help="Column with the records' values.")
 @click.option(
     "--value-format",
-    type=click.Choice(["json"]),
-    help="The value is the whole row as JSON. The default, unless there is a column 'value'.",
+    type=click.Choice(["json", "avro"]),
+    help="The value is the whole row as JSON, the default unless there is a column 'value', or as Avro.",
+)
+@click.option("--registry", metavar="URL", help="Schema registry for Avro; without it values are bare Avro.")
+@click.option("--subject", help="Of the registry; TOPIC-value unless given.")
+@click.option("--columns", metavar="COL,...", help="Columns that the value is made of; all unless given.")
+@click.option("--where", metavar="CONDITION", help="Rows to take: \"amount > 10 AND country = 'DE'\".")
+@click.option("--exactly-once", is_flag=True, help="A transaction for each split; needs --job-id.")
+@click.option("--job-id", metavar="NAME", help="Names this export; one that is run again keeps it.")
+@click.option(
+    "--engine",
+    type=click.Choice(["auto", "files", "spark"]),
+    default="auto",
+    show_default=True,
+    help="Who reads INPUT: Python workers, the fast way, or Spark's JVM.",
 )
 @click.option("--headers", metavar="COL,...", help="Columns that become headers, each named after its column.")
 @click.option("--timestamp", metavar="COL", help="Column with the records' timestamps.")
@@ -101,6 +127,13 @@ def export(
     key: str | None,
     value: str | None,
     value_format: str | None,
+    registry: str | None,
+    subject: str | None,
+    columns: str | None,
+    where: str | None,
+    exactly_once: bool,
+    job_id: str | None,
+    engine: str,
     headers: str | None,
     timestamp: str | None,
     form: str,
@@ -112,7 +145,7 @@ def export(
     check: bool,
     report: str | None,
 ) -> None:
-    """Write INPUT, a file or folder that Spark can read, to a Kafka topic.
+    """Write INPUT, a file or folder of Parquet, ORC, Arrow, CSV or JSON lines, to a Kafka topic.
 
     \b
     fastprod export orders.parquet -t orders -b kafka:9092 --key customer
@@ -121,12 +154,35 @@ def export(
         raise click.UsageError("--value and --value-format exclude each other")
     known = _format(source, form)
     config = _config(bootstrap, file, options)
+    if exactly_once and not job_id:
+        raise click.UsageError("--exactly-once needs --job-id, a name that stays when the export is run again")
+    only = [name for name, given in (("--value-format avro", value_format == "avro"), ("--columns", columns)) if given]
+    only += [name for name, given in (("--exactly-once", exactly_once), ("--job-id", job_id)) if given]
+    only += ["--format arrow"] if known not in SPARKS else []
+    if engine == "spark" and only:
+        raise click.UsageError(f"{only[0]} does not go with --engine spark")
+    wanted = _Wanted(key, value, value_format, _names(headers), timestamp, _names(columns), where)
     with session(master, "fastprod export") as spark, _brokers(config, topic, partitions) as brokers:
 
-        def work(stop: Event) -> None:
+        def by_files(on_plan: Any) -> ExportReport:
+            from fastprod.spark import export as export_files
+
+            avro = _avro(registry, subject or f"{topic}-value") if value_format == "avro" else None
+            how = _arguments(spark, source, known, wanted, avro)
+            how |= {"exactly_once": exactly_once, "job_id": job_id}
+            return export_files(spark, source, topic, brokers.config, check=check, on_plan=on_plan, **how)
+
+        def by_spark(on_plan: Any) -> ExportReport:
+            from fastprod.spark import write
+
             data = _read(spark, source, known)
+            data.df = data.df if where is None else data.df.where(where)
             records = _records(data, key, value, value_format, headers, timestamp)
-            _run(spark, records, topic, brokers, report, f"{source} holds no rows", check)
+            return write(records, topic, brokers.config, check=check)
+
+        def work(stop: Event) -> None:
+            ways = {"auto": [by_files] if only else [by_files, by_spark], "files": [by_files], "spark": [by_spark]}
+            _run(spark, ways[engine], topic, brokers, report, f"{source} holds no rows")
 
         interruptibly(spark, work)
 
@@ -161,8 +217,18 @@ def demo(
             with progress_of(spark, f"making {rows:,} orders"):
                 spark.range(rows).selectExpr(*(column.format(seed=seed) for column in ORDERS)).write.parquet(path)
             if not stop.is_set():
-                records = _records(_Data(spark.read.parquet(path)), "customer", None, "json", None, "ordered_at")
-                _run(spark, records, topic, brokers, report, "there are no orders", check, expected=rows)
+                from fastprod.spark import export as export_files
+
+                def by_files(on_plan: Any) -> ExportReport:
+                    how: dict[str, Any] = {
+                        "key": "customer",
+                        "timestamp": "ordered_at",
+                        "check": check,
+                        "on_plan": on_plan,
+                    }
+                    return export_files(spark, path, topic, brokers.config, **how)
+
+                _run(spark, [by_files], topic, brokers, report, "there are no orders", expected=rows)
 
         interruptibly(spark, make_and_export)
 
@@ -183,7 +249,9 @@ def _format(source: str, form: str) -> str:
     if form == "auto":
         form = _format_of_name(path) if elsewhere else _format_of(path)
     if not form:
-        raise Failure(f"cannot tell the format of {source} from its name; give --format parquet, csv, json or orc", 2)
+        raise Failure(
+            f"cannot tell the format of {source} from its name; give --format parquet, orc, arrow, csv or json", 2
+        )
     return form
 
 
@@ -199,6 +267,85 @@ def _format_of(path: Path) -> str:
         if found.is_file() and not found.name.startswith(("_", ".")):
             return _format_of(found)
     raise Failure(f"folder {path} holds no data", 2)
+
+
+class _Wanted(NamedTuple):
+    """What the options say about records."""
+
+    key: str | None
+    value: str | None
+    value_format: str | None
+    headers: list[str] | None
+    timestamp: str | None
+    columns: list[str] | None
+    where: str | None
+
+
+def _names(text: str | None) -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _avro(registry: str | None, subject: str) -> Any:
+    from fastprod.encoding import Avro
+
+    if registry is None:
+        return Avro(wire="bare")
+    return Avro("derive", subject, {"url": registry})
+
+
+def _arguments(spark: SparkSession, source: str, form: str, wanted: _Wanted, avro: Any) -> dict[str, Any]:
+    """Those of fastprod.spark.export, but for where to."""
+    given: dict[str, Any] = {"format": form, "key": wanted.key, "headers": wanted.headers, "columns": wanted.columns}
+    given |= {"timestamp": wanted.timestamp, "where": wanted.where}
+    value: Any = wanted.value
+    if value is None and wanted.value_format is None and wanted.columns is None and _has_value(source, form):
+        value = "value"
+    if avro is not None:
+        value = avro
+    if value is not None:
+        given["value"] = value
+    if form == "csv":
+        given["schema"] = _csv_types(spark, source, wanted, whole=not isinstance(value, str))
+    return given
+
+
+def _has_value(source: str, form: str) -> bool:
+    """Whether the first file has a column 'value'; of JSON lines, in its first megabyte."""
+    from fastprod.spark import _files
+    from fastprod.spark._reading import learnt_json
+
+    listing = _files.listed(source, form)
+    first = _files.Listing(listing.systems, listing.files[:1])
+    if form == "json":
+        with suppress(OSError, ValueError), listing.systems[0].open_input_stream(listing.files[0].path) as opened:
+            lines, _, rest = opened.read(HEAD).rpartition(b"\n")
+            return "value" in learnt_json(io.BytesIO(lines or rest)).names
+        return False  # whatever is wrong with it, export says it better
+    (known,) = _files.looked(first, _files.TextOptions()).values()
+    return "value" in known.schema.names
+
+
+def _csv_types(spark: SparkSession, source: str, wanted: _Wanted, whole: bool) -> dict[str, Any]:
+    """Types of CSV's columns: numbers, booleans and dates where Spark finds them in all rows and whole rows are
+    encoded, times for timestamps; else text, as it is. So are keys and headers: "007" is not 7.
+    """
+    import pyarrow as pa
+    from pyspark.sql import types as t
+
+    kinds: dict[type, Any] = {t.IntegerType: pa.int64(), t.LongType: pa.int64(), t.DoubleType: pa.float64()}
+    kinds |= {t.BooleanType: pa.bool_(), t.DateType: pa.date32()}
+    as_text = {wanted.key, wanted.value, *(wanted.headers or ())}
+    inferred = _read(spark, source, "csv").inferred
+    assert inferred is not None
+    found = {}
+    for part in inferred:
+        if part.name == wanted.timestamp:
+            found[part.name] = (
+                pa.int64() if isinstance(part.dataType, (t.LongType, t.IntegerType)) else pa.timestamp("us")
+            )
+        elif whole and part.name not in as_text and type(part.dataType) in kinds:
+            found[part.name] = kinds[type(part.dataType)]
+    return found
 
 
 class _Data:
@@ -339,26 +486,35 @@ def _brokers(config: dict[str, str], topic: str, partitions: int) -> Iterator[_B
 
 def _run(
     spark: SparkSession,
-    records: DataFrame,
+    ways: Sequence[Callable[[Any], ExportReport]],
     topic: str,
     brokers: _Brokers,
     report: str | None,
     nothing: str,
-    check: bool,
     expected: int | None = None,
 ) -> None:
-    from fastprod.spark import CheckError, write
+    """Writes in the first of these ways that knows how."""
+    from fastprod.spark import CheckError
 
     try:
-        with progress_of(spark, f"writing to {topic}"):
-            done = write(records, topic, brokers.config, check=check)
+        with progress_of(spark, f"writing to {topic}") as on_plan:
+            try:
+                done = ways[0](on_plan)
+            except TypeError:  # a type that has no bytes of its own: nothing was sent
+                if len(ways) == 1:
+                    raise
+                done = ways[1](on_plan)
+    except Failure:
+        raise
     except CheckError as problem:
         raise Failure(str(problem).replace("check=False", "--no-check"), 1) from None
     except KafkaException as problem:  # said on this side: the options are wrong
         raise Failure(problem.args[0].str(), 2) from None
     except (ValueError, TypeError) as problem:
-        raise Failure(str(problem), 2) from None
+        raise Failure(NAMING.sub(r"--\1 names", str(problem)), 2) from None
     except Exception as problem:
+        if UNREAD.search(str(problem)):
+            raise Failure(f"the input cannot be read: {_reason(problem)}", 2) from None
         if UNREADABLE.search(str(problem)):
             raise Failure(f"the input cannot be read: {_unreadable(problem)}", 2) from None
         raise Failure(f"the export failed: {_reason(problem)}", 1) from None
@@ -377,7 +533,7 @@ def _show(done: ExportReport, topic: str, where: str) -> None:
     console.print(
         f"{done.records:,} records, {done.bytes / 1e6:,.1f} MB to {topic} on {where}: {done.seconds:.1f} s, "
         f"{done.records / max(done.seconds, 1e-9):,.0f} records/s, {len(done.tasks)} tasks, {done.failed} failed, "
-        f"{done.retries} retries",
+        f"{done.retries} retries" + (f", {done.skipped} tasks had been written before" if done.skipped else ""),
         highlight=False,
         soft_wrap=True,
     )
@@ -385,7 +541,9 @@ def _show(done: ExportReport, topic: str, where: str) -> None:
     for title in ("partition", "records", "first offset", "last offset"):
         table.add_column(title, justify="right")
     table.add_column("")
-    parts = done.topics[topic]
+    parts = done.topics.get(topic, {})  # none where all had been written before
+    if not parts:
+        return
     most = max(part.records for part in parts.values())
     for number, part in parts.items():
         bar = "█" * max(1, round(BAR * part.records / most))
@@ -409,4 +567,4 @@ def _reason(problem: BaseException) -> str:
     """The last line that says something: of a worker's exception, its own words."""
     lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
     told = [line for line in lines if "Error: " in line or "Exception: " in line]
-    return (told or lines or [type(problem).__name__])[-1].removeprefix("fastprod.spark._worker.ExportError: ")
+    return (told or lines or [type(problem).__name__])[-1].removeprefix("fastprod.spark._sink.ExportError: ")

@@ -19,6 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,18 @@ from fastprod.cli._load import DeliveryError, Target, Unfit, Unreachable
 from fastprod.cli._options import Failure
 from fastprod.cli._spark import interruptibly, session
 from fastprod.cli._spark_figures import Clock, most_connections, task_seconds
-from fastprod.cli._spark_loads import RIVALS, TOPICS, VALUES, Load, Way, for_sink, topic_names
+from fastprod.cli._spark_loads import (
+    ORDER_BYTES,
+    ORDERS,
+    RIVALS,
+    TOPICS,
+    VALUES,
+    Load,
+    Way,
+    for_sink,
+    topic_names,
+    write_orders,
+)
 from fastprod.cli.export import _reason
 
 if TYPE_CHECKING:
@@ -118,6 +130,14 @@ class Job:
 @click.option("--num-records", type=click.IntRange(1), default=3_000_000, show_default=True, help="Rows per run.")
 @click.option("--record-size", type=click.IntRange(0), default=100, show_default=True, help="Bytes of a row's value.")
 @click.option(
+    "--rows",
+    "kind",
+    type=click.Choice(["values", "orders"]),
+    default="values",
+    show_default=True,
+    help="Ready values, or orders of 12 columns in Parquet files that become JSON or Avro on the way.",
+)
+@click.option(
     "--topics",
     type=click.IntRange(2, 9999),
     help="Rows name so many topics, whose sizes follow Zipf's law, instead of going to one.",
@@ -149,7 +169,7 @@ class Job:
     "rivals",
     metavar="CONTENDERS",
     help=f"Run these too, in turns with fastprod; a comma list. Known: {', '.join(RIVALS)}; with --topics "
-    f"{', '.join(TOPICS.rivals)}, which take part unless some are named.",
+    f"{', '.join(TOPICS.rivals)}, with --rows orders {', '.join(ORDERS.rivals)}; those take part unless named.",
 )
 @shared
 @click.pass_context
@@ -161,6 +181,7 @@ def spark(
     num_records: int,
     record_size: int,
     partitions: int,
+    kind: str,
     topics: int | None,
     cores: int,
     tasks: int | None,
@@ -193,13 +214,21 @@ def spark(
     --partitions says otherwise. The table then also has how much longer the slowest task took than the median one, the
     records in a batch as a broker of ours has stored it, and the producers' connections.
 
+    With --rows orders, the rows are in Parquet files, which everybody reads anew: fastprod is export() with JSON;
+    beside it write(value=Json()) of a DataFrame (write), Spark's to_json before write() (to-json) and before Spark's
+    sink (spark-sink), and the same with Avro (avro), which Spark's to_avro writes.
+
     Needs Java 17 and pyspark; spark-sink needs Maven, which fetches it once.
 
     Exit code: 0; 1 when rows were not delivered; 2 for wrong usage or no broker; 130 after Ctrl-C.
     """
     given: dict[str, Any] = {**file, **options}
     given_brokers = brokers(given, bootstrap, real)
-    load = VALUES if topics is None else TOPICS
+    if topics is not None and kind == "orders":
+        raise click.UsageError("orders go to one topic: leave --topics out, or --rows")
+    load = ORDERS if kind == "orders" else VALUES if topics is None else TOPICS
+    if load is ORDERS:
+        record_size = ORDER_BYTES
     ways = _ways(load, rivals)
     tasks = tasks or (cores if topics is None else MANY_TASKS)
     if topics is not None and ctx.get_parameter_source("partitions") is ParameterSource.DEFAULT:
@@ -221,7 +250,8 @@ def spark(
             target.open(partitions)
             engine = stack.enter_context(_engine(job, jars, settings))
             report = _head(job, target, not given_brokers, engine.version)
-            interruptibly(engine, lambda stop: _run(job, engine, target, cluster, stop))
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="fastprod-perf-")))
+            interruptibly(engine, lambda stop: _run(job, engine, target, cluster, folder, stop))
     except KeyboardInterrupt:
         interrupted = True
     except (Unfit, Unreachable) as problem:
@@ -255,7 +285,7 @@ def _jars(job: Job) -> list[Path]:
     """What Spark needs besides itself; complains early about options that its sink does not have."""
     from fastprod.testing._java import KafkaUnavailable, spark_sink_jars
 
-    if not any(way.client == "spark-sink" for way in job.ways):
+    if not any("format(" in way.call for way in job.ways):
         return []
     for_sink(job.conf)
     try:
@@ -265,16 +295,23 @@ def _jars(job: Job) -> list[Path]:
 
 
 def _engine(job: Job, jars: Sequence[Path], settings: Mapping[str, str]) -> Any:
-    cached = sum(job.records // share for share in {way.share for way in job.ways}) * (job.size + job.load.row_overhead)
+    cached = (
+        0
+        if job.load is ORDERS
+        else sum(job.records // share for share in {way.share for way in job.ways}) * (job.size + job.load.row_overhead)
+    )
     heap = HEAP_MB + int(cached / HEAP_SHARE / MEGABYTE)
     config = {"spark.driver.memory": f"{heap}m", "spark.jars": ",".join(map(str, jars)), **settings}
     return session(f"local[{job.cores}]", "fastprod perf", {name: value for name, value in config.items() if value})
 
 
-def _cached(engine: SparkSession, job: Job, records: int) -> DataFrame:
-    """Rows with values that differ, in memory as Spark itself would keep them."""
+def _cached(engine: SparkSession, job: Job, records: int, folder: Path) -> DataFrame:
+    """Rows with values that differ, in memory as Spark itself would keep them; or in files."""
     from pyspark import StorageLevel
 
+    if job.load.select is None:
+        write_orders(folder, records)
+        return engine.read.parquet(str(folder))
     columns = job.load.select(job.size, job.topic, job.topics)
     memory = StorageLevel(useDisk=False, useMemory=True, useOffHeap=False, deserialized=True)
     df = engine.range(0, records, 1, job.tasks).selectExpr(*columns).persist(memory)
@@ -293,11 +330,16 @@ def _check_cached(engine: SparkSession, job: Job, expected: int) -> None:
         )
 
 
-def _run(job: Job, engine: SparkSession, target: Target, cluster: KafkaCluster | None, stop: Event) -> None:
+def _run(
+    job: Job, engine: SparkSession, target: Target, cluster: KafkaCluster | None, folder: Path, stop: Event
+) -> None:
     """Fills job.done."""
     jvm = int(engine._jvm.java.lang.ProcessHandle.current().pid())  # type: ignore[union-attr]
-    rows = {share: _cached(engine, job, max(1, job.records // share)) for share in {way.share for way in job.ways}}
-    _check_cached(engine, job, len(rows))
+    rows = {
+        share: _cached(engine, job, max(1, job.records // share), folder) for share in {way.share for way in job.ways}
+    }
+    if job.load.select is not None:
+        _check_cached(engine, job, len(rows))
     turn = sum(map(job.records_of, job.ways))
     with progress(turn * (job.warmup + job.rounds), "rows") as advance:
         for number in range(1 - job.warmup, job.rounds + 1):  # up to 0 to warm up
@@ -373,6 +415,7 @@ def _head(job: Job, target: Target, embedded: bool, spark_version: str) -> dict[
             "num_records": job.records,
             "record_size": job.size,
             **({"topics": job.topics} if job.load is TOPICS else {}),
+            **({"rows": "orders"} if job.load is ORDERS else {}),
             "cores": job.cores,
             "tasks": job.tasks,
             "warmup": job.warmup,
@@ -447,8 +490,9 @@ def _table(rows: Sequence[Mapping[str, Any]], job: Job) -> Table:
     fewer = f" ({counts[1]:,} for foreach)" if len(counts) > 1 else ""
     cores = f"{job.cores} core{'s' if job.cores > 1 else ''} for Spark"
     where = f" to {job.topics} topics" if job.load is TOPICS else ""
+    rows_of = "orders of about" if job.load is ORDERS else "rows of"
     table = Table(
-        caption=f"{counts[0]:,} rows of {job.size} B{fewer}{where}, {cores}; median (min..max) of the rounds; CPU: "
+        caption=f"{counts[0]:,} {rows_of} {job.size} B{fewer}{where}, {cores}; median (min..max) of the rounds; CPU: "
         "Spark with its Python workers; fastprod's throughput above 1x is in its favour"
     )
     for title in ("client", "call"):

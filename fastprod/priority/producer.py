@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
@@ -14,6 +15,9 @@ from fastprod import _bulk, _positions
 from fastprod.priority import levels
 from fastprod.producer import DeliveryCallback, Producer
 from fastprod.receipt import Receipt
+
+if TYPE_CHECKING:
+    from fastprod.encoding import Encoder
 
 
 class PriorityProducer(Producer):
@@ -94,11 +98,23 @@ class PriorityProducer(Producer):
         return receipt
 
     def produce_arrow(
-        self, batch_or_table: Any, topic: str | None = None, *, receipt: Receipt | None = None
+        self,
+        batch_or_table: Any,
+        topic: str | None = None,
+        *,
+        value: str | Encoder | None = None,
+        key: str | Encoder | None = None,
+        headers: str | None = None,
+        timestamp: str | None = None,
+        partition: str | None = None,
+        receipt: Receipt | None = None,
     ) -> Receipt:
         """As `Producer.produce_arrow`; a column `priority` of integers has the levels, null or no column is 0."""
         import pyarrow as pa
 
+        named = (value, key, headers, timestamp, partition)
+        if any(one is not None for one in named):
+            return self._produce_rows(batch_or_table, topic, named, receipt, partial(self._topics, topic))
         source = batch_or_table
         if not isinstance(source, (pa.RecordBatch, pa.Table, pa.RecordBatchReader)):
             if not (hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__")):
@@ -119,6 +135,14 @@ class PriorityProducer(Producer):
         else:
             placed = self._placed(source, topic)
         return super().produce_arrow(placed, receipt=receipt)
+
+    def _topics(self, topic: str | None, batch: Any) -> Any:
+        """Names of Kafka topics for the rows of a batch."""
+        import pyarrow as pa
+
+        if topic is None and "topic" not in batch.schema.names:
+            raise ValueError("give a topic, or have a column 'topic'")
+        return self._placed(pa.Table.from_batches([batch]), topic).column("topic")
 
     def _placed(self, table: Any, topic: str | None) -> Any:
         """The table with names of Kafka topics in place of logical ones and levels."""

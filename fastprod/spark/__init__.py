@@ -17,11 +17,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fastprod.bundles import BundleMap
-from fastprod.spark import _bundles, _columns, _plan
+from fastprod.encoding import Encoder, Json
+from fastprod.spark import _bundles, _columns, _export, _plan
 from fastprod.spark._check import CheckError
+from fastprod.spark._export import ExportPlan
+from fastprod.spark._files import SourceError, TextOptions, given_schema
 from fastprod.spark._once import claim
 from fastprod.spark._priority import check_name, refusal
 from fastprod.spark._rows import PartitionWriter
+from fastprod.spark._shape import Shape
 from fastprod.spark._sink import BUCKET, ExportError, Sink
 from fastprod.spark._worker import (
     CLAIM,
@@ -40,10 +44,13 @@ if TYPE_CHECKING:
 __all__ = [
     "CheckError",
     "ExportError",
+    "ExportPlan",
     "ExportReport",
     "PartitionReport",
+    "SourceError",
     "TaskReport",
     "bucketed",
+    "export",
     "partition_writer",
     "register",
     "write",
@@ -53,6 +60,7 @@ ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 UNCOUNTED = "2147483647"  # this value of BYTES, and no other, makes Spark 4 stop adding up a batch's bytes at every row
 CHUNK = 10_000  # rows of an RDD handed over at once
+JSON = Json()
 BUCKETS = 64  # a task of some seconds each for millions of rows, and work for as many cores
 
 _lock = threading.Lock()
@@ -66,6 +74,10 @@ def write(
     topic: str | None = None,
     config: Mapping[str, Any] | None = None,
     *,
+    value: Encoder | str | None = None,
+    key: Encoder | str | None = None,
+    headers: str | Sequence[str] | None = None,
+    timestamp: str | None = None,
     priority: str | None = None,
     max_priority: int | None = None,
     exactly_once: str | None = None,
@@ -85,6 +97,12 @@ def write(
     spark.sql.caseSensitive says otherwise. `topic` beats the column of that name. A column `topic`
     that may hold nulls is looked through before anything is sent, which reads it twice; `coalesce(topic, '...')`
     cannot be null and saves that.
+
+    With `value`, rows have whatever columns they have, and Python workers make records of them: an encoder of
+    fastprod.encoding, as Json() or Avro(...), makes values of whole rows, in C. `key`, `headers` and `timestamp` then
+    say what the rest is. What cannot be encoded by its type is refused before anything is sent; a row that cannot be,
+    by its value, fails its task with the row in the error, and nothing of its Arrow batch is sent. A schema registry is
+    asked once, here.
 
     With `priority`, the name of a column of integers, `topic` is a logical one, and a row of priority 2 goes to the
     Kafka topic `<topic>-2`, as with fastprod.priority.PriorityProducer. A priority that is null or not from 0 to
@@ -125,6 +143,8 @@ def write(
         df: the rows to write.
         topic: where to, unless the column `topic` says so.
         config: of the producer, as for fastprod.Producer. Passwords in it stay out of Spark's logs and of the report.
+        value: an encoder that makes values of rows, or the name of a column; None for a column `value`, as in Spark.
+        key, headers, timestamp: with `value`, as for `export`.
         priority: the column that has the rows' levels, 0 the lowest.
         max_priority: how many levels there are; may also be `max.priority` in the config.
         exactly_once: "task" or "bucket" for a transaction per Spark partition or bucket; None for at least once.
@@ -156,7 +176,16 @@ def write(
     if batch_rows is not None and not 1 <= batch_rows <= 10_000_000:
         raise ValueError(f"batch_rows is a number of rows from 1 to 10,000,000, or None, not {batch_rows}")
     check_name(priority)
-    df, priority = _columns.named(df, topic, priority)
+    shape = None
+    if value is not None:
+        for name, given in (("priority", priority), ("bundles", bundles)):
+            if given is not None:
+                raise ValueError(f"{name} does not go with value: make the columns of Spark's sink for it")
+        shape, df = _shaped(df, topic, Shape.of(value, key, headers, timestamp, None))
+    elif key is not None or headers is not None or timestamp is not None:
+        raise ValueError("key, headers and timestamp have no effect without value; columns of these names have")
+    else:
+        df, priority = _columns.named(df, topic, priority)
     rows = df  # as they are, before buckets make a shuffle of them
     start = time.monotonic()
     spread: dict[str, int] = {}
@@ -169,7 +198,8 @@ def write(
             exactly_once = "bucket"  # a task is what the bundles make it, not what Spark's splits do
     elif exactly_once == "bucket":
         if buckets is not None or bucket_by is not None or BUCKET not in df.columns:
-            df = bucketed(df, BUCKETS if buckets is None else buckets, bucket_by)
+            by = bucket_by if shape is None or bucket_by is not None else _plan.hashable(df.schema)
+            df = bucketed(df, BUCKETS if buckets is None else buckets, by)
     elif buckets is not None or bucket_by is not None:
         raise ValueError('buckets and bucket_by have no effect without exactly_once="bucket"')
     sink = _plan.plan(
@@ -183,15 +213,138 @@ def write(
         check=check and not _is_remote(df),
         priority=priority,
         max_priority=max_priority,
+        shaped=shape is not None,
     )
     if sink.job is not None and str(df.sparkSession.conf.get("spark.speculation", "false")).lower() == "true":
         raise ValueError(NO_SPECULATION)
-    _look_through(rows, sink, priorities=check)
-    columns = [_plan.quoted(name) for name in _plan.used_columns(df.schema, topic, priority)]
+    if shape is None:
+        _look_through(rows, sink, priorities=check)
+        columns = [_plan.quoted(name) for name in _plan.used_columns(df.schema, topic, priority)]
+        df = df.select(*columns, BUCKET) if sink.bucketed else df.select(*columns)
     with batches_of(batch_rows, df.sparkSession):
-        reports = _run(df.select(*columns, BUCKET) if sink.bucketed else df.select(*columns), sink)
+        reports = _run(df, sink, shape)
     told = (TaskReport.from_json(row.report) for row in reports)
     return ExportReport.of(told, time.monotonic() - start, spread)
+
+
+def _shaped(df: DataFrame, topic: str | None, shape: Shape) -> tuple[Shape, DataFrame]:
+    """The shape, checked against the columns and with encoders resolved, and the columns that it needs."""
+    if topic is None:
+        raise ValueError("no topic: rows that are encoded need topic='...'")
+    data = [name for name in df.columns if name != BUCKET]
+    schema = _columns.arrow_schema(df.select(*map(_plan.quoted, data)).schema)
+    needed = shape.needed(schema)
+    kept = [*needed, BUCKET] if BUCKET in df.columns else needed
+    shape = shape.resolved(_export.chosen(schema, needed))
+    return shape, df if kept == df.columns else df.select(*map(_plan.quoted, kept))
+
+
+def export(
+    spark: SparkSession,
+    source: Any,
+    topic: str,
+    config: Mapping[str, Any],
+    *,
+    value: Encoder | str = JSON,
+    key: Encoder | str | None = None,
+    headers: str | Sequence[str] | None = None,
+    timestamp: str | None = None,
+    columns: Sequence[str] | None = None,
+    where: Any = None,
+    exactly_once: bool = False,
+    job_id: str | None = None,
+    format: str | None = None,
+    schema: Any = None,
+    csv: Mapping[str, Any] | None = None,
+    filesystem: Any = None,
+    splits: int | None = None,
+    split_bytes: int | None = None,
+    marker_topic: str | None = None,
+    check: bool = True,
+    on_plan: Callable[[ExportPlan], None] | None = None,
+) -> ExportReport:
+    """Writes files to Kafka, read by the Python workers, and waits until every record is acknowledged.
+
+        report = export(spark, "s3://lake/orders", "orders", {"bootstrap.servers": "kafka:9092"}, key="customer")
+
+    Spark plans, distributes and retries; no row passes the JVM. All files are listed, and looked into, before anything
+    is sent: one that is missing, empty, damaged, or whose columns differ from the others' is named. Tasks then get
+    splits of about equally many bytes. A split is read, filtered, encoded and sent some thousand rows at a time; a task
+    fails when a row cannot be written or is not acknowledged, with the file, the part of it and the row in the error.
+    Nobody may change the files meanwhile: that is found, and fails the task.
+
+    With exactly_once each split is one Kafka transaction with a marker in it, named by `job_id` and the split's number.
+    However often a task, or the job with the same `job_id`, runs again, on whatever cluster, readers with
+    isolation.level=read_committed see its rows once. Files are noted with their sizes and times before the first task
+    starts; a run that finds others under the same `job_id` is refused, and they are named. What is committed is not
+    read again.
+
+    Args:
+        spark: a session, classic or of Spark Connect.
+        source: a path, folder, glob or URI, or a list of these; folders are read with all below them, but for names
+            that begin with "_" or ".". Folders `day=2026-11-17` below the source give a column `day`.
+        topic: where to.
+        config: of the producer, as for fastprod.Producer. Passwords in it stay out of Spark's logs and of the report.
+        value: what becomes of a row: an encoder of fastprod.encoding, `Json()` unless given, or the name of a column
+            whose bytes or text are the value.
+        key: the same for keys; None for none.
+        headers: columns that become headers, each named after its column; or the name of a column that has lists or
+            maps of headers.
+        timestamp: the column that has the records' timestamps.
+        columns: of all columns those that the value is made of.
+        where: rows to take: a condition such as "amount > 10 AND country = 'DE'", or a pyarrow expression. Row groups
+            and folders that cannot hold such rows are not read.
+        exactly_once: a transaction for each split, instead of at least once.
+        job_id: the name of this export for exactly_once; a job that is submitted again keeps it.
+        format: parquet, orc, arrow, csv or json, where the names of files do not tell.
+        schema: of CSV, whose columns are text unless named here, and of JSON lines, which are else read twice to learn
+            it; a pyarrow.Schema or a mapping from names to types. Also for columns that folders give.
+        csv: options of pyarrow's CSV reader, such as {"delimiter": ";"}.
+        filesystem: a pyarrow.fs.FileSystem for paths that are none of URIs and local ones.
+        splits: about how many; else as many as make sense for the cores. Each is a task.
+        split_bytes: instead, how large. With exactly_once the first run decides, and later ones keep to it.
+        marker_topic, check: as for `write`.
+        on_plan: called with an ExportPlan (files, bytes, rows, splits) when all is checked, before tasks start.
+
+    Raises:
+        SourceError, ValueError, TypeError: the files, or an argument; nothing was sent.
+        CheckError: brokers do not answer, the topic is missing or this client may not write to it; nothing was sent.
+    """
+    if not isinstance(exactly_once, bool):
+        raise TypeError(f"exactly_once is True or False for files, not {exactly_once!r}")
+    if exactly_once and not job_id:
+        raise ValueError("exactly_once needs a job_id: a name for this export that stays when it is submitted again")
+    for name, number in (("splits", splits), ("split_bytes", split_bytes)):
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+            raise ValueError(f"{name} is a number from 1 on, not {number!r}")
+    if splits is not None and split_bytes is not None:
+        raise ValueError("give splits or split_bytes, not both")
+    if not topic:
+        raise ValueError("no topic: give topic='...'")
+    shape = Shape.of(value, key, headers, timestamp, columns)
+    order = _export.Order(
+        source,
+        shape,
+        format,
+        filesystem,
+        TextOptions(dict(csv or {}), given_schema(schema)),
+        where,
+        splits,
+        split_bytes,
+    )
+    remote = type(spark).__module__.startswith("pyspark.sql.connect.")
+    sink = _plan.sink(
+        topic,
+        config,
+        exactly_once="task" if exactly_once else None,
+        job_id=job_id,
+        marker_topic=marker_topic,
+        check=check and not remote,
+    )
+    if sink.job is not None and str(spark.conf.get("spark.speculation", "false")).lower() == "true":
+        raise ValueError(NO_SPECULATION)
+    cores = None if remote else int(spark.sparkContext.defaultParallelism)
+    return _export.run(spark, order, sink, remote=remote, cores=cores, watch=on_plan)
 
 
 def _look_through(df: DataFrame, sink: Sink, *, priorities: bool) -> None:
@@ -229,7 +382,7 @@ def bucketed(df: DataFrame, buckets: int = BUCKETS, bucket_by: Sequence[str] | N
     return _plan.bucketed(df, buckets, bucket_by)
 
 
-def _run(rows: DataFrame, sink: Sink) -> list[Any]:
+def _run(rows: DataFrame, sink: Sink, shape: Shape | None = None) -> list[Any]:
     """Runs the job, for exactly once after its name is claimed, and returns a report for each Spark partition."""
     remote = _is_remote(rows)
     if sink.job is not None and sink.partitions is None and remote:
@@ -239,10 +392,10 @@ def _run(rows: DataFrame, sink: Sink) -> list[Any]:
         sink = _claim_there(rows.sparkSession, sink) if remote else claim(sink)
 
     def run(batches: Iterable[Any]) -> Iterator[Any]:
-        return report_batches(sink, batches)
+        return report_batches(sink, batches, shape)
 
     if sink.job is not None and sink.partitions is None:
-        return _run_claiming(rows, sink)
+        return _run_claiming(rows, sink, shape)
     reports = rows.mapInArrow(run, "report string").collect()
     if sink.job is None:
         return reports
@@ -262,13 +415,13 @@ def _checked(reports: list[Any], sink: Sink) -> list[Any]:
     return reports
 
 
-def _run_claiming(rows: DataFrame, sink: Sink) -> list[Any]:
+def _run_claiming(rows: DataFrame, sink: Sink, shape: Shape | None) -> list[Any]:
     """The same where only the query itself knows how many partitions it will have."""
     spark = rows.sparkSession
     pending = replace(sink, claim=PENDING)
 
     def run(batches: Iterable[Any]) -> Iterator[Any]:
-        return report_batches(pending, batches)
+        return report_batches(pending, batches, shape)
 
     job = rows.mapInArrow(run, "report string")
     # Adaptive execution runs the shuffles for the answer, and collect() uses them again. Spark tells tasks the

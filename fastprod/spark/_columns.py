@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
-__all__ = ["COLUMNS", "fields", "lowered", "matches", "named", "schema_of"]
+__all__ = ["COLUMNS", "arrow_schema", "fields", "lowered", "matches", "named", "schema_of"]
 
 COLUMNS = ("key", "value", "topic", "partition", "headers", "timestamp")
 SENSITIVE = "spark.sql.caseSensitive"
@@ -52,6 +52,51 @@ def named(df: DataFrame, topic: str | None, priority: str | None = None) -> tupl
         if name != known:
             df = df.withColumnRenamed(name, known)
     return df, priority
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The columns as Spark hands them to Python. Raises TypeError for one of a type that it cannot."""
+    import pyarrow as pa
+
+    doubled = {name for name in schema.names if schema.names.count(name) > 1}
+    if doubled:
+        raise ValueError(f"there is more than one column {min(doubled)!r}; rename or drop one")
+    return pa.schema([pa.field(part.name, _arrow_type(part.dataType, part.name)) for part in schema])
+
+
+def _arrow_type(kind: DataType, name: str) -> pa.DataType:
+    """pyspark has such a function, but another one in every version."""
+    import pyarrow as pa
+    from pyspark.sql import types as t
+
+    plain = {
+        t.BooleanType: pa.bool_(),
+        t.ByteType: pa.int8(),
+        t.ShortType: pa.int16(),
+        t.IntegerType: pa.int32(),
+        t.LongType: pa.int64(),
+        t.FloatType: pa.float32(),
+        t.DoubleType: pa.float64(),
+        t.BinaryType: pa.binary(),
+        t.DateType: pa.date32(),
+        t.TimestampType: pa.timestamp("us", "UTC"),
+        t.TimestampNTZType: pa.timestamp("us"),
+        t.DayTimeIntervalType: pa.duration("us"),
+        t.NullType: pa.null(),
+    }
+    if isinstance(kind, t.StringType):  # or one with a length
+        return pa.string()
+    if isinstance(kind, t.DecimalType):
+        return pa.decimal128(kind.precision, kind.scale)
+    if isinstance(kind, t.ArrayType):
+        return pa.list_(_arrow_type(kind.elementType, name))
+    if isinstance(kind, t.MapType):
+        return pa.map_(_arrow_type(kind.keyType, name), _arrow_type(kind.valueType, name))
+    if isinstance(kind, t.StructType):
+        return pa.struct([pa.field(part.name, _arrow_type(part.dataType, name)) for part in kind])
+    if type(kind) not in plain:
+        raise TypeError(f"column {name!r} is {kind.simpleString()}, which has no encoding; cast it or leave it out")
+    return plain[type(kind)]
 
 
 def schema_of(schema: StructType, topic: str | None, priority: str | None = None) -> tuple[StructType, dict[str, str]]:

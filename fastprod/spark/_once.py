@@ -17,6 +17,12 @@ more of them to keep than there are partitions; markers name the batch.
     fastprod.<job>.job         claim (an id), topic, layout, partitions, batch
     fastprod.<job>.<number>    claim, topic, layout, partitions, batch, records, bytes, fingerprint
 
+An export of files names its rows by the files that they are in. Its job's marker also says how many bytes a split has
+and how rows become records; the files themselves, with sizes and times, are in markers of their own, written in the
+same transaction. A partition of it that is committed is not read again, so its marker needs no fingerprint.
+
+    fastprod.<job>.files.<n>   claim, files (packed)
+
 Brokers forget markers after a time (see _positions). A job's is written first and never touched again: a run that comes
 shortly before that time is over is refused, where brokers say how long it is, and a task that finds a marker of another
 claim than its job's knows that the brokers have begun to forget, and refuses.
@@ -28,7 +34,7 @@ import random
 import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -41,10 +47,10 @@ from fastprod import _positions
 from fastprod._core._fingerprint import Fingerprint
 from fastprod.producer import Producer
 from fastprod.spark._priority import LevelProducer
-from fastprod.spark._sink import MARKERS, ExportError, Sink
+from fastprod.spark._sink import FILES, MARKERS, ExportError, Sink
 from fastprod.spark.report import TaskReport
 
-__all__ = ["Once", "check_all", "claim", "is_fenced", "with_transactions"]
+__all__ = ["Once", "check_all", "claim", "earlier", "is_fenced", "noted", "with_transactions"]
 
 TRANSACTION_TIMEOUT_MS = 900_000  # the most that brokers allow unless configured otherwise
 READERS = 16
@@ -75,11 +81,12 @@ def _begin(config: Mapping[str, Any], name: str, levels: int = 1) -> Producer:
 # ---- the job
 
 
-def claim(sink: Sink) -> Sink:
+def claim(sink: Sink, more: Mapping[str, Any] | None = None, notes: Sequence[str] = ()) -> Sink:
     """Claims the job's name for `sink.partitions` partitions, and returns the sink with the claim in it.
 
-    Raises ValueError if an earlier run under this name had other partitions. Of two that claim the same name at the
-    same time one writes the marker and the other finds it: the transaction's id keeps them apart.
+    A new marker holds `more` too, and `notes` are put beside it. Raises ValueError if an earlier run under this name
+    had other partitions. Of two that claim the same name at the same time one writes the marker and the other finds it:
+    the transaction's id keeps them apart.
     """
     name = f"fastprod.{sink.job}.job"
     with _positions.reader(sink.config, name) as group:
@@ -93,7 +100,11 @@ def claim(sink: Sink) -> Sink:
                 if marker is None:
                     _check_places(sink, name)
                 producer.begin_transaction()
-                wanted = {"claim": uuid.uuid4().hex, "at": int(time.time()), **_identity(sink)}
+                wanted = {"claim": uuid.uuid4().hex, "at": int(time.time()), **_identity(sink), **(more or {})}
+                for number, note in enumerate(notes):
+                    with _positions.reader(sink.config, _note(sink, number)) as holder:
+                        document = {"claim": wanted["claim"], "files": note}
+                        _positions.write_marker(producer, holder, sink.place, document)
                 _positions.write_marker(producer, group, sink.place, wanted)
                 _positions.patiently(producer.commit_transaction)
                 found = wanted
@@ -108,6 +119,44 @@ def claim(sink: Sink) -> Sink:
     _compare(sink, found, "nothing was sent")
     _check_age(sink, found)
     return replace(sink, claim=found["claim"])
+
+
+def earlier(sink: Sink) -> Marker | None:
+    """The marker of a job whose name was claimed before, whatever it says; None for a new one."""
+    name = f"fastprod.{sink.job}.job"
+    with _positions.reader(sink.config, name) as group:
+        found = _look(sink, group)
+        if found is None:
+            producer = _begin(sink.config, name)  # ends a transaction that may hide the marker
+            try:
+                found = _same_batch(sink, _positions.read_marker(group, sink.place))
+                if found is None:
+                    _check_places(sink, name)
+            finally:
+                _positions.end(producer)
+        return found
+
+
+def noted(sink: Sink, marker: Marker, count: int) -> list[str]:
+    """The notes that were put beside the marker of a job."""
+
+    def read(number: int) -> str:
+        with _positions.reader(sink.config, _note(sink, number)) as group:
+            found = _positions.read_marker(group, sink.place)
+        if found is None or found.get("claim") != marker["claim"]:
+            raise ValueError(
+                f"the brokers have forgotten a part of what they knew about job {sink.job!r} "
+                "(offsets.retention.minutes), so some of it might be written twice. Nothing was sent. Take another "
+                "job_id if everything is to be written again"
+            )
+        return str(found["files"])
+
+    with ThreadPoolExecutor(READERS) as pool:  # a client each, most of whose time is waiting
+        return list(pool.map(read, range(count)))
+
+
+def _note(sink: Sink, number: int) -> str:
+    return f"fastprod.{sink.job}.files.{number}"
 
 
 def _look(sink: Sink, group: Consumer) -> Marker | None:
@@ -187,27 +236,33 @@ def _compare(sink: Sink, marker: Marker, so_far: str) -> None:
             f"{about} went to {_a_topic(marker.get('topic'))} in an earlier run, and would go to "
             f"{_a_topic(sink.target)} now; {so_far}. Take another job_id for another topic"
         )
+    before = str(marker.get("layout"))
+    if before != sink.layout and (sink.named or before.startswith(FILES)):
+        raise ValueError(
+            f"{about} was another export in an earlier run: of other files, or by write() instead of export(); "
+            f"{so_far}. Run it as before; another job_id writes all again"
+        )
     if marker.get("layout") != sink.layout:
         raise ValueError(
             f"{about} divided its rows by {marker.get('layout')} in an earlier run, and would by {sink.layout} now: "
             f"some would be lost and some doubled; {so_far}. Run it as before; another job_id writes all again"
         )
-    before, now = marker.get("partitions"), sink.partitions
-    if before != now and None in (before, now):
+    had, now = marker.get("partitions"), sink.partitions
+    if had != now and None in (had, now):
         raise ValueError(
             f"{about} was written by the data source in one run and by write() or partition_writer() in another: "
             "without buckets the data source does not know its partitions, so they cannot be compared; "
             f"{so_far}. Run it as before; another job_id writes all again"
         )
-    if before != now:
+    if had != now:
         remedy = (
-            f"Run it with buckets={before}"
+            f"Run it with buckets={had}"
             if sink.bucketed
-            else f"Run it with {before} partitions again (the same cores, input and settings), or use "
+            else f"Run it with {had} partitions again (the same cores, input and settings), or use "
             'exactly_once="bucket", which does not depend on them, from the first run on'
         )
         raise ValueError(
-            f"{about} had {before} partitions in an earlier run and has {now} now: rows would be in other partitions, "
+            f"{about} had {had} partitions in an earlier run and has {now} now: rows would be in other partitions, "
             f"some lost and some doubled; {so_far}. {remedy}. Under another job_id everything is written again"
         )
 
@@ -277,7 +332,7 @@ class Once:
         marker = _same_batch(self.sink, _positions.read_marker(group, self.sink.place))
         if marker is None:
             return None
-        if "fingerprint" not in marker:
+        if "fingerprint" not in marker and not self.sink.named:
             raise ExportError(
                 f"partition {self.number} of job {self.sink.job!r} was committed by an older fastprod, which did not "
                 "note what it wrote: nobody can tell whether these are the same rows. Take another job_id"
@@ -300,16 +355,20 @@ class Once:
                 f"with {marker['fingerprint']}. The input has changed, is not deterministic, or is divided in another "
                 "way than in the run that committed it. Nothing of this partition was sent"
             )
-        report.records, report.bytes, report.skipped = marker["records"], marker["bytes"], rows.rows > 0
+        self.skip(marker, report)
 
-    def commit(self, producer: Producer, group: Consumer, rows: Fingerprint, report: TaskReport) -> None:
+    def skip(self, marker: Marker, report: TaskReport) -> None:
+        """Completes the report of a task whose rows are committed."""
+        report.records, report.bytes, report.skipped = marker["records"], marker["bytes"], marker["records"] > 0
+
+    def commit(self, producer: Producer, group: Consumer, rows: Fingerprint | None, report: TaskReport) -> None:
         """Ends the transaction with the marker in it."""
         marker = {
             "claim": self.sink.claim,
             **_identity(self.sink),
             "records": report.records,
             "bytes": report.bytes,
-            "fingerprint": str(rows),
+            **({} if rows is None else {"fingerprint": str(rows)}),
         }
         _positions.write_marker(producer, group, self.sink.place, marker, report.records)
         _positions.patiently(producer.commit_transaction)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType, StructType
 
-__all__ = ["bucketed", "check_columns", "plan", "quoted", "sink", "used_columns"]
+__all__ = ["bucketed", "check_columns", "hashable", "plan", "quoted", "sink", "used_columns"]
 
 JOB_ID = re.compile(r"[A-Za-z0-9._-]{1,200}")
 MOST_BUCKETS = 10_000
@@ -33,8 +33,12 @@ def used_columns(schema: StructType, topic: str | None, priority: str | None = N
 
 
 def plan(schema: StructType, topic: str | None, config: Mapping[str, Any] | None, **once: Any) -> Sink:
-    """What the executors need to know to write a DataFrame, checked. `once` as for `sink`."""
-    check_columns(schema, topic, once.get("priority"))
+    """What the executors need to know to write a DataFrame, checked. `once` as for `sink`.
+
+    `shaped`: records are made of whatever columns there are, which is checked elsewhere.
+    """
+    if not once.pop("shaped", False):
+        check_columns(schema, topic, once.get("priority"))
     made = sink(topic, config, **once)
     if once.get("exactly_once") != "bucket":
         return made
@@ -99,7 +103,8 @@ def bucketed(df: DataFrame, buckets: int, bucket_by: Sequence[str] | None) -> Da
         raise ValueError("bucket_by names no column; leave it out to take all that are written")
     if not hasattr(df, "repartitionById"):
         raise RuntimeError('exactly_once="bucket" needs pyspark 4.1 or newer, which can place rows by a number')
-    by = list(bucket_by) if bucket_by is not None else [name for name in COLUMNS if name in df.columns]
+    written = [name for name in COLUMNS if name in df.columns] if "value" in df.columns else hashable(df.schema)
+    by = list(bucket_by) if bucket_by is not None else written
     if bucket_by is None and "headers" in by:
         by.remove("headers")  # maps cannot be hashed
     known = {name.lower() for name in df.columns}
@@ -114,6 +119,12 @@ def bucketed(df: DataFrame, buckets: int, bucket_by: Sequence[str] | None) -> Da
     number = f.pmod(f.xxhash64(*columns), f.lit(buckets)).cast("int")
     about = {"buckets": buckets, "by": typed}
     return df.select("*", number.alias(BUCKET, metadata=about)).repartitionById(buckets, BUCKET)
+
+
+def hashable(schema: StructType) -> list[str]:
+    """Columns that decide about buckets where nobody names any: all but those with maps, which cannot be hashed."""
+    found = [part.name for part in schema if part.name != BUCKET and "map<" not in part.dataType.simpleString()]
+    return found or schema.names  # whose refusal Spark words itself
 
 
 def quoted(name: str) -> str:

@@ -10,9 +10,11 @@ from typing import Any
 
 from fastprod.priority.levels import level_topic
 
-__all__ = ["BUCKET", "MARKERS", "ExportError", "Sink"]
+__all__ = ["BUCKET", "FILES", "MARKERS", "ExportError", "Sink"]
 
 BUCKET = "fastprod_bucket"  # the column that tells a row's bucket
+
+FILES = "files "  # begins the layout of a job whose rows are named by the files that they are in
 
 MARKERS = "fastprod-markers"  # the topic whose offsets hold the markers of jobs whose rows name their topics
 
@@ -69,7 +71,12 @@ class Sink:
     @property
     def bucketed(self) -> bool:
         """Whether rows carry the number of their Spark partition."""
-        return self.layout != "task"
+        return self.layout.startswith("bucket")
+
+    @property
+    def named(self) -> bool:
+        """Whether the layout names the rows of each partition: those that are committed need no second look."""
+        return self.layout.startswith(FILES)
 
 
 def _identity(config: Mapping[str, Any]) -> str:

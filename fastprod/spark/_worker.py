@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from pyspark import TaskContext
 
     from fastprod._core._runtime import Receipt
+    from fastprod.spark._shape import Shape
 
 __all__ = ["NO_SPECULATION", "ExportError", "Sink", "Task", "in_task", "report_batches", "write_batches"]
 
@@ -115,6 +116,13 @@ class Task:
             self._open.append(receipt)
         if receipt.failed:
             raise self._failure()
+
+    def submit(self, block: _bulk.Block) -> None:
+        """Hands records over that are ready."""
+        runtime = self.producer._open()
+        receipt = runtime.receipt(self.topic, self.receipt(self.topic))
+        runtime.submit(receipt, *block)
+        self.produced(self.topic, receipt)
 
     def check(self) -> None:
         """The same for the records of all calls."""
@@ -231,8 +239,13 @@ def _once(
     try:
         with output.group() as group:
             marker = output.committed(group)
-            task = Task(producer, output.sink.single, report, Fingerprint())
+            named = output.sink.named
+            task = Task(producer, output.sink.single, report, None if named else Fingerprint())
             task.writes = marker is None
+            if marker is not None and named:
+                output.skip(marker, report)
+                report.end()
+                return report
             if task.writes:
                 producer.begin_transaction()
             for part in parts:
@@ -240,8 +253,8 @@ def _once(
                 task.check()
             if given is not None:
                 given.check_end(may_stop=may_stop)
-            assert task.rows is not None
             if marker is not None:
+                assert task.rows is not None
                 output.compare(marker, task.rows, report)
             else:
                 task.finish()
@@ -263,11 +276,11 @@ def _once(
         end(producer)  # which aborts the transaction of a failed attempt
 
 
-def write_batches(sink: Sink, batches: Iterable[pa.RecordBatch]) -> TaskReport:
-    """Writes a Spark partition that comes as Arrow batches."""
-
-    held = Held(sink.config)
-    topic = sink.single
+def write_batches(sink: Sink, batches: Iterable[pa.RecordBatch], shape: Shape | None = None) -> TaskReport:
+    """Writes a Spark partition that comes as Arrow batches; with a shape, of whatever columns."""
+    if shape is not None:
+        return _write_shaped(sink, batches, shape)
+    send = sender(sink)
 
     def hand_over(task: Task, batch: pa.RecordBatch) -> None:
         if sink.bucketed:
@@ -275,6 +288,40 @@ def write_batches(sink: Sink, batches: Iterable[pa.RecordBatch]) -> TaskReport:
         check_topics(batch, sink.topic)
         if sink.priority is not None:
             batch = placed(batch, sink)
+        send(task, batch)
+
+    return in_task(sink, (batch for batch in batches if batch.num_rows), hand_over)
+
+
+def _write_shaped(sink: Sink, batches: Iterable[pa.RecordBatch], shape: Shape) -> TaskReport:
+    from fastprod.spark._reading import slices
+
+    hand = shape.sender(sender(sink))
+    before = 0
+
+    def hand_over(task: Task, batch: pa.RecordBatch) -> None:
+        nonlocal before
+        if sink.bucketed:
+            batch = without_bucket(batch, task.report.task)
+
+        for _, part in slices(batch):
+
+            def place(row: int | None, first: int = before, rows: int = part.num_rows) -> str:
+                which = f"rows {first:,} to {first + rows - 1:,}" if row is None else f"row {first + row:,}"
+                return f"Spark partition {task.report.task}, {which}"
+
+            hand(task, part, place)
+            before += part.num_rows
+
+    return in_task(sink, (batch for batch in batches if batch.num_rows), hand_over)
+
+
+def sender(sink: Sink) -> Callable[[Task, pa.RecordBatch], None]:
+    """A function that hands a batch of records over, whose memory is nobody's but the task's to change."""
+    held = Held(sink.config)
+    topic = sink.single
+
+    def send(task: Task, batch: pa.RecordBatch) -> None:
         blocks = _bulk.blocks_of_batches(_bulk.checked_batches(batch, topic), topic is None)
         if not task.look(blocks):
             return
@@ -282,19 +329,21 @@ def write_batches(sink: Sink, batches: Iterable[pa.RecordBatch]) -> TaskReport:
             receipt = task.producer.produce_arrow(batch, topic, receipt=task.receipt(topic))
             task.produced(topic, receipt)
         else:
-            # Spark's reader has made the batch and nobody else has it, but what is watched is foreign memory for Arrow.
+            # A reader has made the batch and nobody else has it, but what is watched is foreign memory for Arrow.
             receipt = task.producer.produce_arrow(_bulk.Vouched(held.watched(batch)), topic)
             task.produced(topic, receipt)
             held.add(receipt, batch.nbytes, task.check)
 
-    return in_task(sink, (batch for batch in batches if batch.num_rows), hand_over)
+    return send
 
 
-def report_batches(sink: Sink, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def report_batches(
+    sink: Sink, batches: Iterable[pa.RecordBatch], shape: Shape | None = None
+) -> Iterator[pa.RecordBatch]:
     """`write_batches` as mapInArrow wants it: one row with the report."""
     import pyarrow as pa
 
-    yield pa.record_batch({"report": pa.array([write_batches(sink, batches).to_json()])})
+    yield pa.record_batch({"report": pa.array([write_batches(sink, batches, shape).to_json()])})
 
 
 def report_none(sink: Sink, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

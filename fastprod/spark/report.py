@@ -69,6 +69,8 @@ class TaskReport:
     seconds: float = 0.0
     skipped: bool = False
     """With exactly_once: an earlier attempt or job had committed this partition already."""
+    source: str = ""
+    """Of an export of files: what the task has read."""
     topics: Topics = field(default_factory=dict)
     """Empty for skipped tasks: the marker of the earlier attempt only tells records and bytes."""
     stats: dict[str, TopicStats] = field(default_factory=dict)
@@ -138,10 +140,16 @@ class ExportReport:
     """By topic: latencies, rates and errors by partition, and who wrote (`publishers`: the workers' producers)."""
     spread: Mapping[str, int] = field(default_factory=dict)
     """With `bundles="auto"`: topics that were too big for one task, and over how many they went."""
+    files: int = 0
+    """Of an export of files: how many were read."""
 
     @classmethod
     def of(
-        cls, tasks: Iterable[TaskReport], seconds: float | None = None, spread: Mapping[str, int] | None = None
+        cls,
+        tasks: Iterable[TaskReport],
+        seconds: float | None = None,
+        spread: Mapping[str, int] | None = None,
+        files: int = 0,
     ) -> Self:
         """The sum of what tasks have reported; without `seconds` their own clocks tell the time."""
         ordered = tuple(sorted(tasks, key=lambda task: task.task))
@@ -158,7 +166,7 @@ class ExportReport:
             topic: _over([task.stats[topic] for task in ordered if topic in task.stats], seconds)
             for topic in sorted({topic for task in ordered for topic in task.stats})
         }
-        return cls(records, size, failed, retries, seconds, sorted_topics, ordered, stats, dict(spread or {}))
+        return cls(records, size, failed, retries, seconds, sorted_topics, ordered, stats, dict(spread or {}), files)
 
     @property
     def skipped(self) -> int:
@@ -197,6 +205,8 @@ class ExportReport:
             "ms median latency": f"{1e3 * self.latency.percentile(50):,.0f}",
             "ms 99th percentile": f"{1e3 * self.latency.percentile(99):,.0f}",
         }
+        if self.files:
+            facts["files"] = f"{self.files:,}"
         if self.skipped:
             facts["tasks skipped, committed earlier"] = f"{self.skipped:,}"
         if self.spread:

@@ -7,7 +7,15 @@
 or "overwrite"; the latter is refused here.
 
 Options are those of Spark's own Kafka sink: `kafka.*` go to the producer without the prefix, `topic` beats the column.
-Ours are `priority`, `max.priority`, `exactly.once`, `job.id`, `marker.topic` and `check` ("true" or "false") as in
+With `value.format` (json or avro) rows have whatever columns they have, and are encoded by the Python workers, as with
+`fastprod.spark.write(..., value=...)`:
+
+    value.format     json, or avro with value.subject, value.schema and registry.* (options of SchemaRegistryClient)
+    value.columns    those to encode, with commas between them; all unless given
+    key.columns      one: its bytes or text are the key; several, or with key.format, are encoded as values are
+    headers.columns, timestamp.column
+
+Ours are also `priority`, `max.priority`, `exactly.once`, `job.id`, `marker.topic` and `check` ("true" or "false") as in
 `fastprod.spark.write`, and `report`, a file on the driver for the report as JSON or HTML; a stream writes it anew with
 each batch. A stream is checked before its first batch, where its checkpoint is in a folder that the driver can look
 into. Spark hands options over in lower case; every name here is lower case anyway.
@@ -31,7 +39,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,10 +48,13 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from fastprod.encoding import Avro, Json
 from fastprod.spark._briefly import briefly, is_first_batch
-from fastprod.spark._columns import lowered, schema_of
+from fastprod.spark._columns import arrow_schema, lowered, schema_of
+from fastprod.spark._export import chosen
 from fastprod.spark._once import check_all, claim
 from fastprod.spark._plan import plan, used_columns
+from fastprod.spark._shape import Shape
 from fastprod.spark._sink import BUCKET, Sink
 from fastprod.spark._worker import write_batches
 from fastprod.spark.report import ExportReport, TaskReport
@@ -63,7 +74,13 @@ __all__ = ["FastprodDataSource"]
 
 log = logging.getLogger("fastprod.spark")
 PREFIX = "kafka."
+REGISTRY = "registry."
 OWN = ("topic", "priority", "max.priority", "exactly.once", "job.id", "marker.topic", "check", "report")
+ENCODING = (
+    *("value.format", "value.columns", "value.subject", "value.schema"),
+    *("key.format", "key.columns", "key.subject", "key.schema"),
+    *("headers.columns", "timestamp.column"),
+)
 SPARKS = ("checkpointlocation", "path", "queryname")  # that Spark passes on to every sink
 
 
@@ -81,8 +98,8 @@ class FastprodDataSource(DataSource):
                 'Kafka topics are only appended to: write .mode("append").save(), whatever Spark recommends; records '
                 "that are in the topic go by its retention or by deleting it"
             )
-        sink, columns, report = _parse(self.options, schema)
-        return BatchWriter(claim(sink) if sink.job is not None else sink, columns, report)
+        sink, columns, report, shape = _parse(self.options, schema)
+        return BatchWriter(claim(sink) if sink.job is not None else sink, columns, report, shape)
 
     @briefly
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
@@ -103,14 +120,16 @@ class Message(WriterCommitMessage):
 class _Writer:
     """What writing a batch and writing a stream have in common."""
 
-    def __init__(self, sink: Sink, columns: list[str], report: str | None) -> None:
+    def __init__(self, sink: Sink, columns: list[str], report: str | None, shape: Shape | None = None) -> None:
         self.sink = sink
+        self.shape = shape
         self.columns = columns
         self.report = report
         self.start = time.time()
 
     def _write(self, sink: Sink, batches: Iterable[pa.RecordBatch]) -> Message:
-        report = write_batches(sink, (lowered(batch, self.columns) for batch in batches))
+        pick = lowered if self.shape is None else _selected
+        report = write_batches(sink, (pick(batch, self.columns) for batch in batches), self.shape)
         return Message(report.to_json(), sink.job)
 
     def _check(self, messages: Sequence[Any], batch: int | None) -> None:
@@ -165,6 +184,10 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         log.error("fastprod: batch %d failed and will be written again when the query is restarted", batchId)
 
 
+def _selected(batch: pa.RecordBatch, columns: list[str]) -> pa.RecordBatch:
+    return batch.select(columns)
+
+
 def _local(name: str) -> str:
     """A property that Spark sets for the tasks of a query."""
     context = TaskContext.get()
@@ -176,13 +199,15 @@ def _local(name: str) -> str:
 
 def _parse(
     options: MutableMapping[str, str], schema: StructType, *, stream: bool = False
-) -> tuple[Sink, list[str], str | None]:
+) -> tuple[Sink, list[str], str | None, Shape | None]:
     given = {name.lower(): value for name, value in options.items()}
     config = {name.removeprefix(PREFIX): value for name, value in given.items() if name.startswith(PREFIX)}
-    unknown = [name for name in given if not name.startswith(PREFIX) and name not in OWN and name not in SPARKS]
+    known = (*OWN, *ENCODING, *SPARKS)
+    unknown = [name for name in given if not name.startswith((PREFIX, REGISTRY)) and name not in known]
     if unknown:
         raise ValueError(
-            f"unknown options {', '.join(map(repr, unknown))}: there are {', '.join(OWN)}, and kafka.* for the producer"
+            f"unknown options {', '.join(map(repr, unknown))}: there are {', '.join((*OWN, *ENCODING))}, kafka.* for "
+            "the producer and registry.* for a schema registry"
         )
     if "bootstrap.servers" not in config and "metadata.broker.list" not in config:
         raise ValueError('option "kafka.bootstrap.servers" is missing: .option("kafka.bootstrap.servers", "host:9092")')
@@ -195,7 +220,17 @@ def _parse(
         raise ValueError(f'option "check" is "true" or "false", not {check!r}')
     priority, levels = given.get("priority"), given.get("max.priority")
     priority = priority and priority.lower()
-    schema, names = schema_of(schema, topic, priority)
+    shape = _shape(given)
+    columns: list[str] = []
+    if shape is not None:
+        if topic is None or priority is not None:
+            raise ValueError('option "value.format" needs a "topic", and does not go with "priority"')
+        arrow = arrow_schema(StructType([part for part in schema if part.name != BUCKET]))
+        columns = shape.needed(arrow)
+        shape = shape.resolved(chosen(arrow, columns))
+    else:
+        schema, names = schema_of(schema, topic, priority)
+        columns = [names[name] for name in used_columns(schema, topic, priority)]
     sink = plan(
         schema,
         topic,
@@ -207,6 +242,38 @@ def _parse(
         check=check == "true" and (not stream or is_first_batch(given.get("checkpointlocation"))),
         priority=priority,
         max_priority=int(levels) if levels is not None and levels.strip().isdecimal() else levels,
+        shaped=shape is not None,
     )
-    columns = [names[name] for name in used_columns(schema, topic, priority)]
-    return sink, [*columns, BUCKET] if sink.bucketed else columns, report
+    return sink, [*columns, BUCKET] if sink.bucketed else columns, report, shape
+
+
+def _shape(given: Mapping[str, str]) -> Shape | None:
+    """What the options say about encoding; None where they say nothing."""
+    about = [name for name in given if name in ENCODING or name.startswith(REGISTRY)]
+    if "value.format" not in given:
+        if about:
+            raise ValueError(f'option "{about[0]}" has no effect without "value.format", json or avro')
+        return None
+    registry = {name.removeprefix(REGISTRY): value for name, value in given.items() if name.startswith(REGISTRY)}
+
+    def names(option: str) -> list[str] | None:
+        return [name.strip() for name in given[option].split(",") if name.strip()] if option in given else None
+
+    def encoder(part: str) -> Any:
+        form = given.get(f"{part}.format", "json").lower()
+        columns = names(f"{part}.columns")
+        if form == "json":
+            return Json(columns=columns)
+        if form != "avro":
+            raise ValueError(f'option "{part}.format" is "json" or "avro", not {form!r}')
+        subject, schema = given.get(f"{part}.subject"), given.get(f"{part}.schema")
+        if registry and subject is None:
+            subject = f"{given.get('topic')}-{part}"
+        wire = "confluent" if registry else "bare"
+        return Avro(schema, subject, registry or None, wire=wire, columns=columns)
+
+    keys = names("key.columns")
+    one = keys[0] if keys else None
+    key = encoder("key") if "key.format" in given or len(keys or ()) > 1 else one
+    headers = names("headers.columns")
+    return Shape.of(encoder("value"), key, headers, given.get("timestamp.column"), None)

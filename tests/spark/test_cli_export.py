@@ -111,7 +111,7 @@ def test_nested_columns_become_json(spark, export, mock, topic, tmp_path) -> Non
     [
         (["nowhere.parquet", "-t", "t"], "nowhere.parquet does not exist"),
         (["file:/nowhere.parquet", "-t", "t"], "file:/nowhere.parquet does not exist"),
-        (["*.orc", "-t", "t"], "cannot read *.orc as orc"),
+        (["*.orc", "-t", "t"], "*.orc matches nothing"),
         (["data.bin", "-t", "t"], "give --format"),
         (["folder", "-t", "t"], "holds no data"),
         (["data.csv", "-t", "t", "--key", "nokey"], "--key names 'nokey', but the columns are id, name"),
@@ -121,12 +121,17 @@ def test_nested_columns_become_json(spark, export, mock, topic, tmp_path) -> Non
         (["data.csv"], "--topic"),
         (["data.csv", "-t", "t", "--report", "report.txt"], "must end in .json or .html"),
         (["data.csv", "-t", "t", "--report", "nowhere/report.json"], "cannot be written"),
-        (["empty.csv", "-t", "t"], "holds no rows"),
+        (["empty.csv", "-t", "t"], "empty.csv is empty (0 bytes)"),
         (["header.csv", "-t", "t"], "holds no rows"),
-        (["empty.json", "-t", "t"], "holds no rows"),
-        (["data.csv", "-t", "t", "--format", "parquet"], "cannot read data.csv as parquet"),
-        (["bad.json", "-t", "t"], "cannot read bad.json as json"),
+        (["empty.json", "-t", "t"], "empty.json is empty (0 bytes)"),
+        (["data.csv", "-t", "t", "--format", "parquet"], "data.csv cannot be read as parquet"),
+        (["bad.json", "-t", "t"], "bad.json cannot be read as JSON lines"),
         (["ragged.csv", "-t", "t"], "ragged.csv"),
+        (["ragged.csv", "-t", "t", "--engine", "spark"], "ragged.csv"),
+        (["data.csv", "-t", "t", "--where", "nothing > 1"], "there is no column 'nothing'"),
+        (["data.csv", "-t", "t", "--columns", "nothing"], "--columns names 'nothing'"),
+        (["data.csv", "-t", "t", "--exactly-once"], "--exactly-once needs --job-id"),
+        (["data.csv", "-t", "t", "--engine", "spark", "--columns", "id"], "does not go with --engine spark"),
     ],
 )
 def test_mistakes_are_told_in_a_line(export, tmp_path, arguments, message) -> None:
@@ -143,6 +148,81 @@ def test_mistakes_are_told_in_a_line(export, tmp_path, arguments, message) -> No
     assert message in output
     assert len(output.strip().splitlines()) <= 4  # click's usage errors have a hint above
     assert "JVM stacktrace" not in output
+
+
+def value_of(number: int) -> bytes:
+    more = f',"n":{number}' if number % 2 == 0 else ""
+    return f'{{"id":{number},"customer":"c{number % 5}"{more}}}'.encode()
+
+
+@pytest.mark.parametrize("engine", ["files", "spark"])
+def test_both_engines_write_the_same(spark, export, mock, topic, tmp_path, engine) -> None:
+    mock.create_topic(topic, 1)
+    path = tmp_path / "in.parquet"
+    spark.range(0, 100, 1, 2).selectExpr(
+        "id", "concat('c', id % 5) AS customer", "if(id % 2 = 0, id, null) AS n"
+    ).write.parquet(str(path))
+    options = ["--key", "customer", "--headers", "id", "--where", "id >= 10 AND customer <> 'c3'", "--engine", engine]
+    export(str(path), "-t", topic, "-b", mock.bootstrap_servers, *options)
+    found = {(record.key(), record.value(), tuple(record.headers())) for record in mock.records(topic)}
+    assert found == {
+        (
+            f"c{number % 5}".encode(),
+            value_of(number),
+            (("id", str(number).encode()),),
+        )
+        for number in range(10, 100)
+        if number % 5 != 3
+    }
+
+
+def test_avro_and_chosen_columns(export, mock, topic, tmp_path) -> None:
+    import io
+
+    import fastavro
+
+    mock.create_topic(topic, 1)
+    (tmp_path / "in.csv").write_text("id,name,more\n1,a,x\n2,b,y\n")
+    export(
+        str(tmp_path / "in.csv"),
+        "-t",
+        topic,
+        "-b",
+        mock.bootstrap_servers,
+        "--value-format",
+        "avro",
+        "--columns",
+        "id,name",
+    )
+    schema = {
+        "type": "record",
+        "name": "Row",
+        "fields": [{"name": "id", "type": ["null", "long"]}, {"name": "name", "type": ["null", "string"]}],
+    }
+    rows = [fastavro.schemaless_reader(io.BytesIO(record.value()), schema) for record in mock.records(topic)]
+    assert rows == [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
+
+
+def test_an_export_that_is_run_again_writes_nothing_again(export, kafka_cluster, topic, tmp_path) -> None:
+    from test_export import rows_of
+
+    kafka_cluster.create_topic(topic, 2)
+    (tmp_path / "in.json").write_text("".join(f'{{"id": {number}}}\n' for number in range(100)))
+    for _ in range(2):
+        run = [str(tmp_path / "in.json"), "-t", topic, "-b", kafka_cluster.bootstrap_servers]
+        assert "100 records" in export(*run, "--exactly-once", "--job-id", topic)
+    assert [row["id"] for row in rows_of(kafka_cluster, topic)] == list(range(100))
+
+
+def test_the_progress_line_tells_rows_bytes_and_files() -> None:
+    from fastprod.cli._spark import so_far
+    from fastprod.spark import ExportPlan
+
+    assert (
+        so_far(ExportPlan(8, 400_000_000, 1_000_000, 4), 1)
+        == ", 250,000 of 1,000,000 rows, 100 of 400 MB, 2 of 8 files"
+    )
+    assert so_far(ExportPlan(8, 400_000_000, None, 4), 4) == ", 400 of 400 MB, 8 of 8 files"
 
 
 @pytest.mark.usefixtures("spark_available")

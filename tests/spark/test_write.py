@@ -396,7 +396,9 @@ def test_repeated_requests_are_in_the_report(spark, mock, topic) -> None:
 def test_batches_can_end_by_rows_alone(spark, mock, topic, monkeypatch) -> None:
     mock.create_topic(topic, 1)
     monkeypatch.setattr(
-        fastprod.spark, "report_batches", lambda sink, batches: _worker.report_batches(sink, at_most_2000(batches))
+        fastprod.spark,
+        "report_batches",
+        lambda sink, batches, shape: _worker.report_batches(sink, at_most_2000(batches), shape),
     )
 
     def at_most_2000(batches):

@@ -29,6 +29,8 @@ def perf_spark_command(*arguments: str) -> Result:
         (["--compare", "foreach,"], "unknown contender ''"),
         (["--topics", "20", "--compare", "foreach"], "unknown contender 'foreach'; known: plain, spark-sink"),
         (["--topics", "1"], "not in the range"),
+        (["--topics", "5", "--rows", "orders"], "orders go to one topic: leave --topics out, or --rows"),
+        (["--rows", "orders", "--compare", "foreach"], "known: write, to-json, spark-sink, avro"),
         (["--num-records", "many"], "'many' is not a valid integer"),
         (["--num-records", "0"], "not in the range"),
         (["--cores", "0"], "not in the range"),

@@ -1,0 +1,374 @@
+"""Executor side of `export`: a task's files as Arrow batches, with bounded memory, and proof that nothing is missing.
+
+    Split -> Reader.read()   -> Rows     at most some MB: the batch after `where`, and where in its file it lies
+               the file is the one that was listed (size, time of modification or etag), before and after
+               row groups that cannot hold a row of `where`, by their statistics, are not read
+               as many rows came as the file says; fewer are an error, and so the end of a transaction
+               columns that folders give are added; types that differ only in layout are made the same
+
+No row passes the JVM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from fastprod.spark._files import (
+    ARROW_MAGIC,
+    File,
+    Piece,
+    Split,
+    TextOptions,
+    folder_values,
+    same_kind,
+    same_stamp,
+    stamp_of,
+    when,
+)
+from fastprod.spark._sink import ExportError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyarrow.fs import FileSystem
+
+__all__ = ["Reader", "Rows", "learnt_json", "mask_of", "open_csv", "open_parquet", "slices"]
+
+MOST_ROWS = 16_384  # of a batch
+MOST_BYTES = 2 << 20  # of a batch, about: what is encoded of it should still be in the cache when it is copied
+BLOCK = 4 << 20  # bytes of text at a time; a row must fit
+LEARN = 16 << 20  # the same while types are learnt
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A part of what a task writes."""
+
+    batch: pa.RecordBatch
+    file: str
+    part: str
+    first: int
+    """Number of the first row within that part, before `where`."""
+    mask: Any = None
+    """Which rows of that stretch `where` has taken, None for all."""
+
+    def place(self, row: int | None = None) -> str:
+        """Where a row of the batch lies, or the whole batch."""
+        where = self.file + self.part
+        if row is None:
+            stretch = self.batch.num_rows if self.mask is None else len(self.mask)
+            return f"{where}, rows {self.first:,} to {self.first + stretch - 1:,}"
+        if self.mask is not None:
+            import numpy as np
+
+            row = int(np.flatnonzero(self.mask.fill_null(False).to_numpy(zero_copy_only=False))[row])
+        return f"{where}, row {self.first + row:,}"
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How the files of an export are read: made on the driver, pickled to the executors."""
+
+    systems: tuple[FileSystem, ...]
+    schema: pa.Schema
+    """Columns to read, those of folders too; at least one is in the files."""
+    folders: pa.Schema
+    names: tuple[str, ...]
+    """Columns that are left when `where` has seen the others."""
+    where: Any = None
+    text: TextOptions = field(default_factory=TextOptions)
+
+    def read(self, split: Split) -> Iterator[Rows]:
+        for piece in split:
+            file = piece.file
+            self._check(file)
+            constants = folder_values(file, self.folders)
+            for part, wanted, batches in self._parts(piece):
+                seen = 0
+                for batch in self._guarded(batches, file.name + part):
+                    yield from self._rows(batch, constants, file.name, part, seen)
+                    seen += batch.num_rows
+                if wanted is not None and seen != wanted:
+                    raise ExportError(f"{file.name}{part} has {wanted:,} rows, but {seen:,} came: is it damaged?")
+            self._check(file)
+
+    def _check(self, file: File) -> None:
+        """Whether the file is still the one that was listed."""
+        from pyarrow.fs import FileType
+
+        system = self.systems[file.system]
+        with _naming(file.name):
+            info = system.get_file_info(file.path)
+            stamp = "" if info.type == FileType.NotFound else stamp_of(system, info)
+        if info.type == FileType.NotFound:
+            raise ExportError(f"{file.name} was there when the export began, and is gone. Nobody may change its files")
+        if info.size != file.size or not same_stamp(stamp, file.stamp):
+            raise ExportError(
+                f"{file.name} has changed since the export began: it was {file.size:,} bytes, {when(file.stamp)}, and "
+                f"is {info.size:,}, {when(stamp)}. Nobody may change its files"
+            )
+
+    def _guarded(self, batches: Iterable[pa.RecordBatch], what: str) -> Iterator[pa.RecordBatch]:
+        with _naming(what):
+            yield from batches
+
+    def _rows(
+        self, batch: pa.RecordBatch, constants: dict[str, Any], file: str, part: str, first: int
+    ) -> Iterator[Rows]:
+        import pyarrow as pa
+
+        for start, piece in slices(batch):
+            columns = []
+            with _naming(file + part):
+                for one in self.schema:
+                    if one.name in constants:
+                        columns.append(pa.repeat(constants[one.name], piece.num_rows))
+                    else:
+                        columns.append(_fitted(piece.column(one.name), one.type))
+                fields = [pa.field(one.name, made.type) for one, made in zip(self.schema, columns, strict=True)]
+                whole = pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+                mask = None if self.where is None else mask_of(whole, self.where)
+                if mask is not None:
+                    taken = mask.true_count
+                    if not taken:
+                        continue
+                    mask = None if taken == len(mask) else mask
+                    whole = whole if mask is None else whole.filter(mask)
+                chosen = whole.select(list(self.names))
+            yield Rows(chosen, file, part, first + start, mask)
+
+    # ---- formats: each part with its name, the number of its rows where it is known, and its batches
+
+    def _parts(self, piece: Piece) -> Iterator[tuple[str, int | None, Iterable[pa.RecordBatch]]]:
+        system = self.systems[piece.file.system]
+        wanted = [one.name for one in self.schema if one.name not in self.folders.names]
+        read = {
+            "parquet": self._parquet,
+            "orc": self._orc,
+            "arrow": self._arrow_stream if piece.whole else self._arrow,
+            "csv": self._csv,
+            "json": self._json,
+        }[piece.file.form]
+        with _naming(piece.file.name):
+            yield from read(system, piece, wanted)
+
+    def _parquet(self, system: FileSystem, piece: Piece, wanted: list[str]) -> Iterator[Any]:
+        path = piece.file.path
+        # Far away a few large requests are better than many small ones; a row group at a time is in memory either way.
+        far = system.type_name != "local"
+        with system.open_input_file(path) as opened, open_parquet(opened, far) as found:
+            numbers = range(piece.first, piece.first + len(piece.rows))
+            useful = self._useful(found, system, piece, numbers)
+            for number, rows in zip(numbers, piece.rows, strict=True):
+                if number in useful:
+                    known = found.metadata.row_group(number)
+                    size = max(1, MOST_BYTES * known.num_rows // max(1, known.total_byte_size))
+                    batches = found.iter_batches(
+                        min(MOST_ROWS, size), row_groups=[number], columns=wanted, use_threads=False
+                    )
+                    yield f", row group {number}", rows, batches
+
+    def _useful(self, found: Any, system: FileSystem, piece: Piece, numbers: range) -> Iterable[int]:
+        """Row groups that may hold rows of `where`, by their statistics."""
+        import pyarrow as pa
+        from pyarrow import dataset
+
+        if self.where is None:
+            return numbers
+        given = folder_values(piece.file, self.folders)
+        known: Any = dataset.scalar(True)
+        for name, value in given.items():
+            column = dataset.field(name)
+            known = known & (column == value if value.is_valid else column.is_null())
+        fragment = dataset.ParquetFileFormat().make_fragment(
+            piece.file.path, system, partition_expression=known, row_groups=list(numbers)
+        )
+        try:
+            return [one.id for one in fragment.subset(filter=self.where, schema=self._read_schema(found)).row_groups]
+        except pa.ArrowException:  # a file whose column holds nothing but nulls has no type to compare
+            return numbers
+
+    def _read_schema(self, found: Any) -> pa.Schema:
+        """What the file has of our columns, in its own types: statistics are in those."""
+        import pyarrow as pa
+
+        own = found.schema_arrow
+        return pa.schema([one if one.name in self.folders.names else own.field(one.name) for one in self.schema])
+
+    def _orc(self, system: FileSystem, piece: Piece, wanted: list[str]) -> Iterator[Any]:
+        from pyarrow import orc
+
+        with system.open_input_file(piece.file.path) as opened:
+            found = orc.ORCFile(opened)
+            for number, rows in enumerate(piece.rows, piece.first):
+                yield f", stripe {number}", rows, (found.read_stripe(one, columns=wanted) for one in (number,))
+
+    def _arrow(self, system: FileSystem, piece: Piece, wanted: list[str]) -> Iterator[Any]:
+        from pyarrow import ipc
+
+        with (
+            system.open_input_file(piece.file.path) as opened,
+            ipc.open_file(opened, options=_fields(opened, wanted)) as found,
+        ):
+            for number, rows in enumerate(piece.rows, piece.first):
+                yield f", record batch {number}", rows, (found.get_batch(one) for one in (number,))
+
+    def _arrow_stream(self, system: FileSystem, piece: Piece, wanted: list[str]) -> Iterator[Any]:
+        from pyarrow import ipc
+
+        with system.open_input_file(piece.file.path) as opened:
+            if opened.read(len(ARROW_MAGIC)) == ARROW_MAGIC:  # of a file without batches
+                return
+            opened.seek(0)
+            with ipc.open_stream(opened, options=_fields(opened, wanted)) as found:
+                yield "", None, found
+                if opened.tell() != piece.file.size:
+                    raise ExportError(f"{piece.file.name} ends at byte {opened.tell():,} of {piece.file.size:,}")
+
+    def _csv(self, system: FileSystem, piece: Piece, wanted: list[str]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        schema = pa.schema([self.schema.field(name) for name in wanted])
+        with system.open_input_stream(piece.file.path) as opened, open_csv(opened, self.text, schema) as found:
+            yield "", None, found
+
+    def _json(self, system: FileSystem, piece: Piece, wanted: list[str]) -> Iterator[Any]:
+        import pyarrow as pa
+        from pyarrow import json
+
+        fields = [one for one in self.schema if one.name in wanted]
+        with system.open_input_stream(piece.file.path) as opened:
+            # Fields that are not in the schema are those that nobody wants: it was learnt from all rows, or given.
+            reader = json.open_json(
+                opened,
+                read_options=json.ReadOptions(use_threads=False, block_size=BLOCK),
+                parse_options=json.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore"),
+            )
+            with reader as found:
+                yield "", None, found
+
+
+def open_parquet(opened: Any, far: bool = False) -> Any:
+    """A Parquet file. Times of INT96 beyond the year 2262 have no room in nanoseconds, Arrow's choice for them."""
+    import pyarrow.parquet as pq
+
+    return pq.ParquetFile(opened, pre_buffer=far, coerce_int96_timestamp_unit="us")
+
+
+def _fields(opened: Any, wanted: list[str]) -> Any:
+    """Options to read only some columns of Arrow's own format, which names them by number."""
+    from pyarrow import ipc
+
+    opened.seek(0)
+    magic = opened.read(len(ARROW_MAGIC)) == ARROW_MAGIC
+    opened.seek(0)
+    schema = (ipc.open_file(opened) if magic else ipc.open_stream(opened)).schema
+    opened.seek(0)
+    numbers = [number for number, name in enumerate(schema.names) if name in wanted]
+    return ipc.IpcReadOptions(included_fields=numbers, use_threads=False)
+
+
+@contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """Errors of Arrow and of file systems say what they were about."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except ExportError:
+        raise
+    except (pa.ArrowException, OSError, EOFError, ValueError, KeyError) as problem:
+        raise ExportError(f"{what} cannot be read: {' '.join(str(problem).split())}") from problem
+
+
+def slices(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The batch in slices that are not too large, each with its first row."""
+    rows = batch.num_rows
+    step = max(1, min(MOST_ROWS, MOST_BYTES * rows // max(1, batch.nbytes)))
+    for start in range(0, rows, step):
+        yield start, batch if rows <= step else batch.slice(start, step)
+
+
+def _fitted(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A column in the type that all files have agreed on."""
+    import pyarrow as pa
+
+    if column.type == kind or (pa.types.is_dictionary(kind) and same_kind(column.type, kind)):
+        return column
+    return column.cast(kind)
+
+
+def mask_of(batch: pa.RecordBatch, where: Any) -> pa.BooleanArray:
+    """For which rows the condition is true, false or unknown (null)."""
+    import pyarrow as pa
+    from pyarrow import acero
+
+    source = acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.Table.from_batches([batch])))
+    told = acero.Declaration("project", acero.ProjectNodeOptions([where], ["taken"]), [source])
+    column = told.to_table(use_threads=False).column("taken").combine_chunks()
+    if not pa.types.is_boolean(column.type):
+        raise TypeError(f"where is {column.type}, not a condition")
+    return column
+
+
+# ---- text
+
+
+def open_csv(stream: Any, text: TextOptions, schema: pa.Schema | None) -> Any:
+    """A reader of batches; without a schema only its names count, types are then a guess from the first rows.
+
+    As in Spark, a field without anything in it is null, and one with empty quotes an empty text. Quoted fields may
+    hold line ends.
+    """
+    from pyarrow import csv
+
+    read: dict[str, Any] = {"use_threads": False, "block_size": BLOCK}
+    parse: dict[str, Any] = {"newlines_in_values": True}
+    convert: dict[str, Any] = {"null_values": [""], "strings_can_be_null": True, "quoted_strings_can_be_null": False}
+    for name, value in text.csv.items():
+        for target, known in ((read, csv.ReadOptions), (parse, csv.ParseOptions), (convert, csv.ConvertOptions)):
+            if hasattr(known, name):
+                target[name] = value
+                break
+        else:
+            raise ValueError(f"pyarrow's CSV reader has no option {name!r}")
+    if schema is not None:
+        convert["column_types"] = schema
+        convert["include_columns"] = schema.names
+    return csv.open_csv(stream, csv.ReadOptions(**read), csv.ParseOptions(**parse), csv.ConvertOptions(**convert))
+
+
+def learnt_json(stream: Any) -> pa.Schema:
+    """The columns of JSON lines, from all of them. Texts stay texts, also those that look like times."""
+    import pyarrow as pa
+
+    whole = pa.schema([])
+    rest = b""
+    while True:
+        block = bytes(stream.read(LEARN))
+        lines, end, rest = (rest + block).rpartition(b"\n") if block else (rest, b"", b"")
+        if (lines + end).strip():
+            whole = pa.unify_schemas([whole, _columns_of(lines + end)], promote_options="permissive")
+        if not block:
+            return whole
+
+
+def _columns_of(lines: bytes) -> pa.Schema:
+    import pyarrow as pa
+    from pyarrow import json
+
+    options = json.ReadOptions(use_threads=False, block_size=len(lines) + 1)
+    found = json.read_json(pa.BufferReader(lines), options).schema
+    return pa.schema([pa.field(one.name, _texts(one.type)) for one in found])
+
+
+def _texts(kind: pa.DataType) -> pa.DataType:
+    import pyarrow as pa
+
+    if pa.types.is_timestamp(kind):
+        return pa.string()
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(one.name, _texts(one.type)) for one in kind])
+    return pa.list_(_texts(kind.value_type)) if pa.types.is_list(kind) else kind
