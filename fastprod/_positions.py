@@ -235,7 +235,7 @@ def patiently(step: Callable[[], object], patience: float | None = None) -> None
 def is_passing(problem: KafkaException) -> bool:
     """Whether the same call may succeed later."""
     error = problem.args[0]
-    return bool(error.retriable() or error.code() in PASSING)
+    return not error.fatal() and bool(error.retriable() or error.code() in PASSING)
 
 
 def end(producer: Producer) -> None:

@@ -7,10 +7,12 @@ import ctypes
 import itertools
 import os
 import socket
+import threading
 import time
 import warnings
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Self
 
 import confluent_kafka
@@ -31,8 +33,10 @@ DeliveryCallback = Callable[[KafkaError | None, Any], None]
 
 ABORT_S = 5.0  # for a transaction that is still open when its producer is dropped
 FLIGHT_S = 10.0  # how long an abort waits for records on their way
+STUCK_S = 30.0  # after its own timeout, a call of librdkafka's is not going to come back
 
 _live: weakref.WeakSet[Producer] = weakref.WeakSet()
+_stuck: list[Producer] = []  # in each of which a thread waits for librdkafka: they must not end before the process
 _numbers = itertools.count(1)
 
 
@@ -53,6 +57,7 @@ class Producer(confluent_kafka.Producer):
     _in_transaction = False
     _pending: str | None = None  # commit_transaction or abort_transaction, which timed out: librdkafka is at it
     _lost = 0  # records without outcome when it was closed
+    _send_offsets = confluent_kafka.Producer.send_offsets_to_transaction
     name: str
     """Whose figures these are, in `stats()` and where those of several producers are merged."""
 
@@ -288,9 +293,37 @@ class Producer(confluent_kafka.Producer):
         runtime.open_transaction()
 
     def send_offsets_to_transaction(self, *args: Any) -> None:
-        """Adds consumer offsets to the transaction."""
+        """Adds consumer offsets to the transaction: positions, group_metadata, timeout.
+
+        librdkafka 2.16 may never answer, whatever the timeout, when the group's coordinator dies meanwhile. Half a
+        minute after the timeout that is a fatal error: only another producer helps, whose init_transactions() aborts
+        this transaction. Without a timeout it waits for ever.
+        """
         self._open()
-        super().send_offsets_to_transaction(*args)
+        call = self._send_offsets
+        if len(args) < 3 or args[2] is None or args[2] < 0:
+            return call(*args)
+        answer: Future[None] = Future()
+
+        def ask() -> None:
+            try:
+                answer.set_result(call(*args))
+            except BaseException as problem:
+                answer.set_exception(problem)
+
+        threading.Thread(target=ask, name="fastprod sends offsets", daemon=True).start()
+        try:
+            return answer.result(args[2] + STUCK_S)
+        except TimeoutError:
+            _stuck.append(self)
+            raise confluent_kafka.KafkaException(
+                KafkaError(
+                    KafkaError._TIMED_OUT,
+                    f"librdkafka has not answered send_offsets_to_transaction() for {args[2] + STUCK_S:g} s, and is "
+                    "not going to: a coordinator has died meanwhile. Make another producer with this transactional.id",
+                    fatal=True,
+                )
+            ) from None
 
     def commit_transaction(self, timeout: float = -1) -> None:
         """Sends and waits for everything produced in the transaction, then commits it.
@@ -442,6 +475,8 @@ class Producer(confluent_kafka.Producer):
             return 0
         lost = runtime.stop()
         _live.discard(self)
+        if any(self is one for one in _stuck):
+            return lost  # confluent-kafka would wait for the call that does not come back
         if self._in_transaction and not self._abort_within(patience):
             # confluent-kafka's close() would wait for the brokers for ever. The client ends with this object instead,
             # and the brokers end the transaction when transaction.timeout.ms is over.

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from fastprod import Producer
+from fastprod import Producer, _positions
 from fastprod.testing import MockCluster
 
 pytestmark = pytest.mark.mock_cluster(brokers=1, topics={"t": 3})
@@ -163,3 +163,21 @@ def test_what_is_called_while_init_has_timed_out_has_not_begun() -> None:
         for call in (producer.commit_transaction, producer.abort_transaction, producer.commit_transaction):
             assert code(call, 0.2) == KafkaError._CONFLICT
         assert code(producer.begin_transaction) == KafkaError._CONFLICT
+
+
+def test_offsets_that_librdkafka_never_answers_are_a_fatal_error_and_the_producer_can_be_left(
+    mock_cluster: MockCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As librdkafka 2.16 does when a coordinator dies at the wrong moment: that thread of it never comes back."""
+    never = threading.Event()
+    monkeypatch.setattr(Producer, "_send_offsets", lambda *arguments: never.wait())
+    monkeypatch.setattr("fastprod.producer.STUCK_S", 0.1)
+    one = Producer({"bootstrap.servers": mock_cluster.bootstrap_servers, "transactional.id": "stuck"})
+    one.init_transactions(120)
+    one.begin_transaction()
+    with pytest.raises(KafkaException, match="Make another producer") as caught:
+        one.send_offsets_to_transaction([], None, 0.1)
+    assert caught.value.args[0].fatal()
+    assert not _positions.is_passing(caught.value)
+    assert one.close() is True  # without a wait for that thread
+    never.set()
