@@ -34,6 +34,7 @@ from fastprod.testing import KafkaCluster
 EXAMPLE = Path(__file__).parents[2] / "examples" / "group_faults.py"
 SESSION_MS = 3000  # the shortest in which a busy machine can be expected to send heartbeats
 PATIENT_MS = 30_000  # where nobody is to lose its place, however busy the machine is
+INTERNAL = ("__consumer_offsets", "__transaction_state")
 LAST = 500  # numbers that members have to produce in each source partition
 
 
@@ -186,6 +187,50 @@ def test_cases_3_and_4_members_share_a_standby_waits_and_the_silent_one_is_repla
     with pytest.raises(RebalanceError):
         one.produce("anything", b"", source_partition=0)
     assert notes.heard[-2][0] == "lost" or notes.heard[-1][0] == "lost"
+
+
+# ---- brokers that die
+
+
+@pytest.mark.long
+def test_brokers_die_in_the_middle_of_transactions_and_every_number_comes_once(
+    three_brokers: KafkaCluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each in turn is killed while a transaction is open: one of them coordinates the group, one transactions."""
+    monkeypatch.setattr("fastprod.producer.STUCK_S", 5.0)  # librdkafka hangs in it, more often than not
+    three_brokers.create_topic(topic, 3)
+    config = {"bootstrap.servers": three_brokers.bootstrap_servers, "log_level": 0, "linger.ms": 0}
+    with ProducerGroup(config, topic, 3, session_timeout_ms=PATIENT_MS) as member:
+        member.subscribe(timeout=GUARD_S)
+        kills = iter(three_brokers.brokers)
+        broker = None
+        deadline = time.monotonic() + GUARD_S
+        while not all(at == "9" for at in member.assignment.values()) or len(member.assignment) < 3:
+            assert time.monotonic() < deadline
+            try:
+                at = {partition: int(position or 0) for partition, position in member.assignment.items()}
+                for partition, number in at.items():
+                    if number < 9:
+                        member.produce(topic, b"%d" % number, source_partition=partition, partition=partition)
+                if any(number in (2, 4, 6) for number in at.values()) and broker is None:
+                    broker = next(kills, None)
+                    if broker is not None:
+                        three_brokers.kill(broker)
+                member.commit_transaction({p: str(min(9, number + 1)) for p, number in at.items()}, timeout=GUARD_S)
+            except RebalanceError:
+                member.alive(0.1)
+            if broker is not None and all(int(position or 0) % 2 for position in member.assignment.values()):
+                three_brokers.restart(broker)
+                for name in (topic, coordination_topic(topic), positions_topic(topic), *INTERNAL):
+                    three_brokers.wait_in_sync(name)  # two of three copies must be left after the next
+                broker = None
+    if broker is not None:
+        three_brokers.restart(broker)
+    until(lambda: not open_transactions(three_brokers, topic))
+    found: dict[int, list[bytes]] = {}
+    for record in three_brokers.records(topic):
+        found.setdefault(record.partition(), []).append(record.value())
+    assert found == {partition: [b"%d" % number for number in range(9)] for partition in range(3)}
 
 
 # ---- a loop that catches RebalanceError
