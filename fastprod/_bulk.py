@@ -174,9 +174,12 @@ def block(
 
 def _column(piece: Piece, name: str, start: int = 0) -> Column:
     part, length, mask = piece
-    if isinstance(part, Column):
-        return part
-    return Column.empty(length) if part is None else Column(part, name, strict=False, mask=mask, base=start)
+    if part is None:
+        return Column.empty(length)
+    column = part if isinstance(part, Column) else Column(part, name, strict=False, mask=mask, base=start)
+    if len(column) != length:  # an encoder of somebody else's: rows would be lost, or read where there are none
+        raise ValueError(f"the encoder of {name}s has made {len(column)} of {length} rows")
+    return column
 
 
 def _is_arrow(source: Any, kind: str) -> bool:

@@ -309,3 +309,8 @@ cdef inline const node_t* resolve(const node_t* node, int64_t* row) noexcept nog
         else:
             return node
     return NULL
+
+
+cdef inline int64_t per_second(int unit) noexcept nogil:
+    """Of a time, timestamp or duration."""
+    return 1 if unit == UNIT_SECOND else 1000 if unit == UNIT_MILLI else 1000000 if unit == UNIT_MICRO else 1000000000

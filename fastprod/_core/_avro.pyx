@@ -23,8 +23,8 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy, memset
 
 from fastprod._core._arrow_tree cimport (
-    KIND_DOUBLE, KIND_HALF, KIND_UINT64, Tree, get_bool, get_bytes, get_integer, get_list, load32, load64,
-    load_double, load_float, node_t, resolve, tree_of,
+    KIND_DOUBLE, KIND_HALF, KIND_TIME, KIND_UINT64, Tree, get_bool, get_bytes, get_integer, get_list, load32, load64,
+    load_double, load_float, node_t, per_second, resolve, tree_of,
 )
 from fastprod._core._columns cimport Column
 from fastprod._core._encoded cimport Encoded, encoded_of, finish_row, out_put, out_reserve, out_t
@@ -490,6 +490,11 @@ cdef int write_interval(writer_t* to, const step_t* step, const node_t* node, in
     return 0
 
 
+cdef inline bint is_beyond_a_day(const node_t* node, int64_t number) noexcept nogil:
+    """Whether it is a time of day that there is not: no reader could make anything of it."""
+    return node.kind == KIND_TIME and not 0 <= number < 86400 * per_second(node.unit)
+
+
 cdef int write_value(writer_t* to, const step_t* step, const node_t* field, int64_t row) noexcept nogil:
     """One value; -1 with the reason in `to`, and then some of its bytes may be there."""
     cdef:
@@ -521,6 +526,8 @@ cdef int write_value(writer_t* to, const step_t* step, const node_t* field, int6
             if number < INT32_MIN or number > INT32_MAX or (node.kind == KIND_UINT64 and number < 0):
                 return fail(to, WRONG_RANGE, step, node, row)
         elif node.kind == KIND_UINT64 and number < 0:
+            return fail(to, WRONG_RANGE, step, node, row)
+        if is_beyond_a_day(node, number):
             return fail(to, WRONG_RANGE, step, node, row)
         put_long(out, number)
     elif op == OP_STRING or op == OP_BYTES or op == OP_UUID:
@@ -562,6 +569,8 @@ cdef int write_value(writer_t* to, const step_t* step, const node_t* field, int6
                     return -1
     elif op == OP_LONG_SCALED or op == OP_INT_SCALED:
         wrong = scaled(step, get_integer(node, row), &number)
+        if is_beyond_a_day(node, get_integer(node, row)):
+            wrong = WRONG_RANGE
         if not wrong and op == OP_INT_SCALED and (number < INT32_MIN or number > INT32_MAX):
             wrong = WRONG_RANGE
         if wrong:
@@ -723,11 +732,11 @@ cdef class Plan:
             self.row_bytes = encoded.out.size // encoded.rows + 16
         return encoded, nulls if nulls is not None and 1 in nulls else None
 
-    def array(self, batch):
-        """A pyarrow.LargeBinaryArray; raises what is wrong with the first bad row."""
+    def array(self, batch, int64_t base=0):
+        """A pyarrow.LargeBinaryArray; raises what is wrong with the first bad row, which has its number from `base`."""
         cdef Encoded encoded
         encoded, nulls = self.run(batch)
-        made = encoded.to_arrow()
+        made = encoded.to_arrow(base)
         if nulls is None:
             return made
         import numpy

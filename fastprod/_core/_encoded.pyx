@@ -18,6 +18,10 @@ from libc.string cimport memset
 from fastprod._core._columns cimport COLUMN_OFFSETS64, INT32_MAX, SIZE_BAD
 
 
+cdef enum:
+    GUESS_BYTES = 4194304  # more than this is not set aside before it is written
+
+
 cdef class Encoded:
     """Owns `out.data` and `offsets`. Made by encoders only."""
 
@@ -35,12 +39,15 @@ cdef class Encoded:
     def __len__(self):
         return self.rows
 
-    def to_arrow(self):
-        """A pyarrow.LargeBinaryArray over this memory; raises what is wrong with the first bad row."""
+    def to_arrow(self, int64_t base=0):
+        """A pyarrow.LargeBinaryArray over this memory; raises what is wrong with the first bad row.
+
+        `base` is the number of row 0, for that error.
+        """
         import pyarrow
 
         for row, error in self.bad.items():
-            raise type(error)(f"row {row} {error}")
+            raise type(error)(f"row {base + row} {error}")
         offsets = pyarrow.foreign_buffer(<uintptr_t> self.offsets, (self.rows + 1) * sizeof(int64_t), self)
         data = pyarrow.foreign_buffer(<uintptr_t> self.out.data, self.out.size, self)
         return pyarrow.LargeBinaryArray.from_buffers(pyarrow.large_binary(), self.rows, [None, offsets, data])
@@ -80,9 +87,13 @@ cdef class Encoded:
 
 cdef Encoded encoded_of(int64_t rows, int64_t row_bytes):
     cdef Encoded encoded = Encoded.__new__(Encoded)
+    if rows > INT64_MAX // 16:  # of nulls, which take no memory in Arrow
+        raise MemoryError
     encoded.offsets = <int64_t*> PyMem_RawMalloc((rows + 1) * sizeof(int64_t))
+    # A guess from rows that may have been much larger is not worth more than this: what is written makes room anyway.
     # At least a byte: an empty value must have an address, or it would look like a null
-    if encoded.offsets == NULL or out_reserve(&encoded.out, max(rows * row_bytes, 64)):
+    cdef int64_t guess = GUESS_BYTES if row_bytes > GUESS_BYTES // max(rows, 1) else max(rows * row_bytes, 64)
+    if encoded.offsets == NULL or out_reserve(&encoded.out, guess):
         raise MemoryError
     encoded.offsets[0] = 0
     encoded.rows = rows

@@ -818,10 +818,6 @@ cdef char* put_decimal(char* to, const node_t* node, int64_t row) noexcept nogil
 
 # ---- dates and times
 
-cdef inline int64_t per_second(int unit) noexcept nogil:
-    return 1 if unit == UNIT_SECOND else 1000 if unit == UNIT_MILLI else 1000000 if unit == UNIT_MICRO else 1000000000
-
-
 cdef inline char* put_date(char* to, int64_t days, work_t* work) noexcept nogil:
     """2024-02-29; writes up to 24 bytes."""
     cdef date_t* date = &work.dates[days & (DATES - 1)]

@@ -93,7 +93,7 @@ def blocks(source: Any, topic: str | None, roles: Roles, topics: Topics | None =
     check(roles, batches.schema, topic, topics is not None)
     if topics is None and topic is None:
         topics = _topic_column
-    made = _blocks(batches.batches, roles, topics)
+    made = _blocks(batches.batches, roles, topics, batches.schema)
     if not isinstance(batches.batches, list):
         return _vouched(made) if vouched else made
     start = 0
@@ -112,11 +112,14 @@ def _topic_column(batch: Any) -> Any:
     return batch.column("topic")
 
 
-def _blocks(batches: Any, roles: Roles, topics: Topics | None) -> Iterator[_bulk.Block]:
+def _blocks(batches: Any, roles: Roles, topics: Topics | None, schema: Any) -> Iterator[_bulk.Block]:
     start = 0
     for batch in batches:
-        if not isinstance(batches, list):
+        if not isinstance(batches, list):  # of a reader, which may bring anything
+            if not batch.schema.equals(schema):
+                raise ValueError(f"row {start} begins a batch with the columns {batch.schema}, which are not {schema}")
             Tree(batch)
+            _block(batch, start, roles, topics, encoded=False)
         step = min(SLICE_ROWS, max(1, SLICE_BYTES * batch.num_rows // max(batch.nbytes, 1)))
         for first in range(0, batch.num_rows, step):
             part = batch.slice(first, step)

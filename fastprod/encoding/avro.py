@@ -16,6 +16,7 @@ import pickle
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastprod.encoding import _avro_schema as avro_schema
@@ -263,13 +264,17 @@ class Avro:
         import pyarrow as pa
 
         if isinstance(data, pa.RecordBatch):
-            return self._encode(data, lambda plan, batch: plan.array(batch))
+            return self._encode(data, _array)
         if not isinstance(data, pa.Table):
             if not (hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__")):
                 raise TypeError(f"expected an Arrow RecordBatch or Table, not {type(data).__name__}")
             data = pa.table(data)
         self.check(data.schema)
-        return pa.chunked_array([self.encode(batch) for batch in data.to_batches()], pa.large_binary())
+        chunks: list[Any] = []
+        for batch in data.to_batches():
+            base = sum(map(len, chunks))
+            chunks.append(self._encode(batch, partial(_array, base=base)))
+        return pa.chunked_array(chunks, pa.large_binary())
 
     def encode_column(self, batch: Any, name: str = "value", base: int = 0) -> Column:
         """The rows of a RecordBatch as a column of a bulk call, in which those that do not fit fail alone."""
@@ -279,6 +284,10 @@ class Avro:
     def _encode(self, batch: Any, run: Callable[[Any, Any], Any]) -> Any:
         made = self.resolve(batch.schema)
         return run(made._plan(batch.schema), selected(batch, self._columns, self._exclude))
+
+
+def _array(plan: Any, batch: Any, base: int = 0) -> Any:
+    return plan.array(batch, base)
 
 
 def _referred(client: Any, schema: Any, seen: set[tuple[str, int]]) -> list[str]:

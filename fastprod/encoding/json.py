@@ -56,13 +56,20 @@ class Json:
             if not (hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__")):
                 raise TypeError(f"expected an Arrow RecordBatch or Table, not {type(data).__name__}")
             data = pa.table(data)
-        chunks = [self._encoded(batch).to_arrow() for batch in data.to_batches()]
+        chunks: list[Any] = []
+        for batch in data.to_batches():
+            chunks.append(self._encoded(batch).to_arrow(sum(map(len, chunks))))
         return pa.chunked_array(chunks, pa.large_binary())
 
     def check(self, schema: Any) -> None:
         """Raises TypeError or ValueError, naming the column, if rows of this Arrow schema cannot be written."""
         import pyarrow as pa
 
+        for name in schema.names:
+            if "\0" in name:
+                raise ValueError(
+                    f"column {name!r} has a NUL in its name, where Arrow ends it: rename it"
+                )
         self._encoded(pa.RecordBatch.from_arrays([pa.nulls(0, kind) for kind in schema.types], schema=schema))
 
     def encode_column(self, batch: Any, name: str = "value", base: int = 0) -> Column:

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 
 from fastprod import Producer, Receipt
+from fastprod._core._columns import Column
 from fastprod.cli._orders import orders
-from fastprod.encoding import Json, _roles
+from fastprod.encoding import Avro, Json, _roles
 from fastprod.priority import PriorityProducer
 from fastprod.testing import MockCluster
 
@@ -210,3 +211,81 @@ def test_levels_of_priority_go_with_encoders(cluster, make):
 
 def test_a_table_without_rows_is_nothing(producer):
     done(producer.produce_arrow(pa.table({"n": pa.array([], pa.int64())}), "t", value=Json(), key="n"), 0)
+
+
+# ---- what reviewers found
+
+
+class Short:
+    """An encoder that does not do what it should."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def check(self, schema: Any) -> None:
+        pass
+
+    def encode_column(self, batch: Any, name: str = "value", base: int = 0) -> Column:
+        return Column([b"x"] * self.rows, name, strict=False, base=base)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 15])
+@pytest.mark.parametrize("role", ["value", "key"])
+def test_an_encoder_that_makes_too_few_or_too_many_rows_is_refused(producer: Any, role: str, rows: int) -> None:
+    batch = pa.record_batch({"a": list(range(10))})
+    with pytest.raises(ValueError, match=f"the encoder of {role}s has made {rows} of 10 rows"):
+        producer.produce_arrow(batch, "t", **{"value": Json(), role: Short(rows)})
+    assert len(producer) == 0
+
+
+def test_one_huge_row_does_not_make_the_next_batch_ask_for_as_much_for_each() -> None:
+    schema = '{"type": "record", "name": "r", "fields": [{"name": "s", "type": "string"}]}'
+    encoder = Avro(schema, wire="bare")
+    encoder.encode(pa.record_batch({"s": ["x" * (64 << 20)]}))
+    small = encoder.encode(pa.record_batch({"s": ["y"] * 16_384}))  # for which a terabyte was set aside
+    assert small.to_pylist() == [b"\x02y"] * 16_384
+
+
+@pytest.mark.parametrize("encoder", [Json(), Avro(wire="bare")], ids=["json", "avro"])
+def test_more_rows_than_memory_could_hold_are_a_memory_error(encoder: Any) -> None:
+    many = pa.RunEndEncodedArray.from_arrays(pa.array([2**61]), pa.array([1]))
+    with pytest.raises(MemoryError):
+        encoder.encode(pa.record_batch({"ab": many}))
+
+
+@pytest.mark.parametrize("encoder", [Json(), Avro(wire="bare")], ids=["json", "avro"])
+def test_a_bad_row_of_a_table_has_its_number_in_the_table(encoder: Any) -> None:
+    good, bad = pa.array([b"a", b"b"]), pa.array([b"a", b"\xff"])
+    text = [part.view(pa.string()) for part in (good, bad)]
+    with pytest.raises(ValueError, match="row 3 "):
+        encoder.encode(pa.table({"a": pa.chunked_array(text)}))
+
+
+def test_a_time_of_day_that_there_is_not_is_a_bad_row_in_avro(producer: Any, cluster: MockCluster) -> None:
+    times = pa.array([90_000, -1, 86_399], pa.int32()).view(pa.time32("s"))
+    receipt = producer.produce_arrow(pa.record_batch({"at": times}), "u", value=Avro(wire="bare"))
+    receipt.wait()
+    assert [index for index, _, _ in receipt.errors] == [0, 1]
+    assert len(cluster.records("u")) == 1
+
+
+def test_a_name_with_a_nul_is_refused() -> None:
+    with pytest.raises(ValueError, match="NUL in its name"):
+        Json().check(pa.schema([("a\0x", pa.int64())]))
+
+
+def test_a_reader_whose_batches_differ_or_are_wrong_is_refused_batch_by_batch(
+    producer: Any, cluster: MockCluster
+) -> None:
+    first, other = pa.record_batch({"a": [1, 2]}), pa.record_batch({"b": ["x"]})
+    reader = pa.RecordBatchReader.from_batches(first.schema, iter([first, other]))
+    with pytest.raises(ValueError, match="row 2 begins a batch with the columns"):
+        producer.produce_arrow(reader, "u", value=Json())
+    producer.flush()
+    assert len(cluster.records("u")) == 2
+    rows = _roles.SLICE_ROWS + 10
+    wrong = pa.table({"a": list(range(rows)), "p": [0] * (rows - 1) + [2**40]})
+    with pytest.raises(ValueError, match=f"partitions at index {rows - 1}"):
+        producer.produce_arrow(wrong.to_reader(), "u", value=Json(), partition="p")
+    producer.flush()
+    assert len(cluster.records("u")) == 2, "nothing of that batch"
