@@ -67,9 +67,7 @@ class Json:
 
         for name in schema.names:
             if "\0" in name:
-                raise ValueError(
-                    f"column {name!r} has a NUL in its name, where Arrow ends it: rename it"
-                )
+                raise ValueError(f"column {name!r} has a NUL in its name, where Arrow ends it: rename it")
         self._encoded(pa.RecordBatch.from_arrays([pa.nulls(0, kind) for kind in schema.types], schema=schema))
 
     def encode_column(self, batch: Any, name: str = "value", base: int = 0) -> Column:

@@ -222,6 +222,7 @@ def _parse(
     priority = priority and priority.lower()
     shape = _shape(given)
     columns: list[str] = []
+    names: dict[str, str] = {}
     if shape is not None:
         if topic is None or priority is not None:
             raise ValueError('option "value.format" needs a "topic", and does not go with "priority"')
@@ -230,7 +231,6 @@ def _parse(
         shape = shape.resolved(chosen(arrow, columns))
     else:
         schema, names = schema_of(schema, topic, priority)
-        columns = [names[name] for name in used_columns(schema, topic, priority)]
     sink = plan(
         schema,
         topic,
@@ -244,6 +244,8 @@ def _parse(
         max_priority=int(levels) if levels is not None and levels.strip().isdecimal() else levels,
         shaped=shape is not None,
     )
+    if shape is None:
+        columns = [names[name] for name in used_columns(schema, topic, priority)]
     return sink, [*columns, BUCKET] if sink.bucketed else columns, report, shape
 
 
