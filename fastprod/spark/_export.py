@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fastprod import _positions
 from fastprod.spark import _files, _once
 from fastprod.spark._files import Contents, File, Listing, SourceError, Split, TextOptions
-from fastprod.spark._reading import Reader, Rows, learnt_json, mask_of
+from fastprod.spark._reading import Reader, Rows, learnt_json, mask_of, uses_only
 from fastprod.spark._shape import Shape, digest
 from fastprod.spark._sink import FILES, ExportError, Sink
 from fastprod.spark._where import parsed
@@ -256,24 +256,13 @@ def _reader(survey: Survey, shape: Shape, text: TextOptions) -> Reader:
     names = shape.needed(survey.schema)
     wanted = set(names)
     if survey.where is not None:
-        wanted |= {name for name in survey.schema.names if name not in wanted and _uses(survey, name)}
+        others = {name: [one for one in survey.schema if one.name != name] for name in survey.schema.names}
+        wanted |= {name for name, rest in others.items() if name not in wanted and not uses_only(survey.where, rest)}
     own = [name for name in survey.schema.names if name not in survey.folders.names]
     if not wanted & set(own):
         wanted |= set(own[:1])  # else nobody could count the rows
     read = chosen(survey.schema, [name for name in survey.schema.names if name in wanted])
     return Reader(survey.listing.systems, read, survey.folders, tuple(names), survey.where, text)
-
-
-def _uses(survey: Survey, name: str) -> bool:
-    """Whether the condition looks at a column: Arrow does not tell, but cannot do without it."""
-    import pyarrow as pa
-
-    rest = chosen(survey.schema, [one for one in survey.schema.names if one != name])
-    try:
-        mask_of(pa.RecordBatch.from_arrays([pa.nulls(0, one.type) for one in rest], schema=rest), survey.where)
-    except pa.ArrowException:
-        return True
-    return False
 
 
 def prepared(sink: Sink, survey: Survey, size: float, how: Mapping[str, str]) -> tuple[Sink, list[Split]]:

@@ -2,7 +2,8 @@
 
     Split -> Reader.read()   -> Rows     at most some MB: the batch after `where`, and where in its file it lies
                the file is the one that was listed (size, time of modification or etag), before and after
-               row groups that cannot hold a row of `where`, by their statistics, are not read
+               row groups that cannot hold a row of `where`, by their statistics, are not read; these leave out NaN,
+               so a condition on floating numbers reads all
                as many rows came as the file says; fewer are an error, and so the end of a transaction
                columns that folders give are added; types that differ only in layout are made the same
 
@@ -11,7 +12,7 @@ No row passes the JVM.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow.fs import FileSystem
 
-__all__ = ["Reader", "Rows", "learnt_json", "mask_of", "open_csv", "open_parquet", "slices"]
+__all__ = ["Reader", "Rows", "learnt_json", "mask_of", "open_csv", "open_parquet", "slices", "uses_only"]
 
 MOST_ROWS = 16_384  # of a batch
 MOST_BYTES = 2 << 20  # of a batch, about: what is encoded of it should still be in the cache when it is copied
@@ -175,8 +176,8 @@ class Reader:
         import pyarrow as pa
         from pyarrow import dataset
 
-        if self.where is None:
-            return numbers
+        if self.where is None or not uses_only(self.where, [one for one in self.schema if not _floats(one.type)]):
+            return numbers  # of numbers that may be NaN: statistics leave it out
         given = folder_values(piece.file, self.folders)
         known: Any = dataset.scalar(True)
         for name, value in given.items():
@@ -311,6 +312,28 @@ def mask_of(batch: pa.RecordBatch, where: Any) -> pa.BooleanArray:
     if not pa.types.is_boolean(column.type):
         raise TypeError(f"where is {column.type}, not a condition")
     return column
+
+
+def uses_only(where: Any, columns: Sequence[pa.Field]) -> bool:
+    """Whether the condition looks at no other columns: Arrow does not tell, but cannot do without them."""
+    import pyarrow as pa
+
+    schema = pa.schema(columns)
+    try:
+        mask_of(pa.RecordBatch.from_arrays([pa.nulls(0, one.type) for one in schema], schema=schema), where)
+    except pa.ArrowException:
+        return False
+    return True
+
+
+def _floats(kind: pa.DataType) -> bool:
+    """Whether there are floating numbers in a column, at any depth."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        return _floats(kind.value_type)
+    inner = (kind.field(number).type for number in range(kind.num_fields))
+    return bool(pa.types.is_floating(kind)) or any(_floats(one) for one in inner)
 
 
 # ---- text
