@@ -17,6 +17,7 @@ from __future__ import annotations
 import base64
 import json
 import pickle
+import re
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -119,7 +120,7 @@ def run(
     shape = order.shape.resolved(chosen(survey.schema, order.shape.needed(survey.schema)))
     reader = _reader(survey, shape, order.text)
     size = _split_bytes(order, survey.size, cores)
-    how = {**shape.identity(), "where": digest(str(survey.where)), "schema": digest(str(order.text))}
+    how = described(order, survey, shape, reader)
     bare = replace(survey, where=None)
     sink, splits = _there(spark, remote, lambda: prepared(sink, bare, size, how))
     # Each split is packed alone: a task need not unpack those of others.
@@ -134,6 +135,26 @@ def run(
             f"{len(packed)} splits were to be written, but {len(told)} tasks have reported. Please report this"
         )
     return ExportReport.of(told, time.monotonic() - start, files=len(survey.listing.files))
+
+
+def described(order: Order, survey: Survey, shape: Shape, reader: Reader) -> dict[str, str]:
+    """A short name for each thing that records depend on besides the files; for exactly once."""
+    types = [(one.name, str(one.type)) for one in reader.schema]  # folders that `where` leaves out have a say in these
+    return {
+        **shape.identity(),
+        "where": digest(_complete(order.where)),
+        "schema": digest(str(order.text)),
+        "format": digest(repr([file.form for file in survey.listing.files])),
+        "types": digest(repr(types)),
+    }
+
+
+def _complete(where: Any) -> str:
+    """A condition as text that says all. Arrow's leaves out the middle of many values; then its bytes say it."""
+    if isinstance(where, str):
+        return where.strip()
+    text = str(where)
+    return text + bytes(where.__reduce__()[1][0]).hex() if "..." in text else text
 
 
 def _split_bytes(order: Order, total: int, cores: int | None) -> float:
@@ -222,6 +243,11 @@ def _condition(where: Any, schema: pa.Schema) -> Any:
         where = parsed(where, schema)
     if not isinstance(where, pc.Expression):
         raise TypeError(f"where is a condition as text, or a pyarrow expression, not {where!r}")
+    if "FieldPath(" in re.sub(r'"(\\.|[^"\\])*"', "", str(where)):
+        raise ValueError(
+            "where names a column by number, but only some of the columns are read: name it, as in "
+            "pc.field('amount') > 10. Nothing was sent"
+        )
     try:
         mask_of(pa.RecordBatch.from_arrays([pa.nulls(0, one.type) for one in schema], schema=schema), where)
     except (pa.ArrowException, TypeError) as problem:

@@ -49,3 +49,50 @@ def test_row_groups_with_nan_are_read_whatever_their_statistics_say(tmp_path: Pa
         "not in": ~x.isin([1.0]),
     }[condition]
     assert len(rows(tmp_path, where)) == 1
+
+
+def how(source: Any, where: Any = None, form: str | None = None, text: TextOptions | None = None) -> dict[str, str]:
+    """What the marker of an exactly-once job says about becoming of rows."""
+    order = _export.Order(source, Shape.of(Json(), None, None, None, None), form, None, text or TextOptions(), where)
+    survey = _export.surveyed(_files.listed(source, form), order.text, where, {})
+    shape = order.shape.resolved(survey.schema)
+    return _export.described(order, survey, shape, _export._reader(survey, shape, order.text))
+
+
+def test_a_condition_with_many_values_is_told_from_one_with_others(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": list(range(100))}), tmp_path / "a.parquet")
+    some, others = list(range(40)), [*range(15), 90, *range(16, 40)]
+    a: Any = pc.field("a")
+    assert str(a.isin(some)) == str(a.isin(others))  # Arrow shows the first and the last ten
+    assert how(tmp_path, a.isin(some)) == how(tmp_path, a.isin(list(some)))
+    assert how(tmp_path, a.isin(some))["where"] != how(tmp_path, a.isin(others))["where"]
+    assert how(tmp_path, "a < 7") == how(tmp_path, " a < 7\n")
+    assert how(tmp_path, "a < 7")["where"] != how(tmp_path, "a < 8")["where"]
+
+
+def test_a_folder_that_changes_the_type_of_a_column_is_told_though_where_leaves_it_out(tmp_path: Path) -> None:
+    for day in ("1", "2"):
+        (tmp_path / f"day={day}").mkdir()
+        pq.write_table(pa.table({"a": [1]}), tmp_path / f"day={day}" / "a.parquet")
+    before = how(tmp_path, "a = 1")
+    (tmp_path / "day=x").mkdir()
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "day=x" / "a.parquet")
+    assert before["types"] != how(tmp_path, "a = 1")["types"]
+
+
+def test_another_format_of_the_same_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text('{"a":1}\n{"a":2}\n')
+    assert how(tmp_path, form="json")["format"] != how(tmp_path, form="csv")["format"]
+    (tmp_path / "a.txt").rename(tmp_path / "a.json")
+    assert how(tmp_path)["format"] == how(tmp_path, form="json")["format"]
+
+
+@pytest.mark.parametrize("where", [pc.field(1) > 15, pc.field(("s", 0)) > 1], ids=["column", "field"])
+def test_a_condition_that_names_columns_by_number_is_refused(tmp_path: Path, where: Any) -> None:
+    s = pa.StructArray.from_arrays([pa.array([1, 2])], names=["x"])
+    pq.write_table(pa.table({"a": [1, 2], "b": [10, 20], "s": s}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"by number.*pc\.field\('amount'\)"):
+        rows(tmp_path, where)
+    text = pa.table({"a": ["FieldPath(1)", "b"]})
+    pq.write_table(text, tmp_path / "a.parquet")
+    assert len(rows(tmp_path, pc.field("a") == "FieldPath(1)")) == 1
