@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastprod import _positions
 from fastprod.spark import _files, _once
-from fastprod.spark._files import Contents, File, Listing, SourceError, Split, TextOptions
+from fastprod.spark._files import Contents, Listing, SourceError, Split, TextOptions
 from fastprod.spark._reading import Reader, Rows, learnt_json, mask_of, uses_only
 from fastprod.spark._shape import Shape, digest
 from fastprod.spark._sink import FILES, ExportError, Sink
@@ -231,6 +231,8 @@ def surveyed(listing: Listing, text: TextOptions, where: Any, learnt: Mapping[st
         listing = _pruned(listing, folders, known, _condition(where, known))
     contents = _files.looked(listing, text, learnt)
     schema = _files.agreed(listing.files, contents, folders)
+    if set(schema.names) <= set(folders.names):
+        raise SourceError(f"{listing.files[0].name} has no columns of its own, so no rows. Nothing was sent")
     return Survey(listing, contents, schema, folders, None if where is None else _condition(where, schema))
 
 
@@ -311,7 +313,8 @@ def prepared(sink: Sink, survey: Survey, size: float, how: Mapping[str, str]) ->
                     f"job {sink.job!r} was run before with another {name}: its records would be others than those that "
                     "are committed. Nothing was sent. Run it as before; another job_id writes all again"
                 )
-        _check_files(sink, files, [one for note in _once.noted(sink, found, found["notes"]) for one in _unpacked(note)])
+        notes = _once.noted(sink, found, found["notes"])
+        _check_files(sink, survey.listing, [one for note in notes for one in _unpacked(note)])
         size = found["split_bytes"]
     splits = _divided(survey, size)
     notes = _packed([(file.name, file.size, file.stamp) for file in files])
@@ -346,15 +349,16 @@ def _unpacked(note: str) -> list[tuple[str, int, str]]:
     return [(name, size, stamp) for name, size, stamp in json.loads(zlib.decompress(base64.b85decode(note)))]
 
 
-def _check_files(sink: Sink, files: Sequence[File], before: Sequence[tuple[str, int, str]]) -> None:
+def _check_files(sink: Sink, listing: Listing, before: Sequence[tuple[str, int, str]]) -> None:
     """Refuses files that are not those of the run before."""
     old = {name: (size, stamp) for name, size, stamp in before}
-    new = {file.name: (file.size, file.stamp) for file in files}
+    new = {file.name: (file.size, file.stamp) for file in listing.files}
+    exact = {file.name: listing.systems[file.system].type_name == "local" for file in listing.files}
     changed = [
         f"{name} has changed (it was {old[name][0]:,} bytes, {_files.when(old[name][1])}, and is {size:,}, "
         f"{_files.when(stamp)})"
         for name, (size, stamp) in new.items()
-        if name in old and not (old[name][0] == size and _files.same_stamp(old[name][1], stamp))
+        if name in old and not (old[name][0] == size and _files.same_stamp(old[name][1], stamp, exact[name]))
     ]
     problems = changed + [f"{name} is new" for name in new if name not in old]
     problems += [f"{name} is gone" for name in old if name not in new]

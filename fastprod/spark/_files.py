@@ -182,9 +182,9 @@ def stamp_of(system: FileSystem, info: FileInfo) -> str:
     return "" if info.mtime_ns is None else str(info.mtime_ns)
 
 
-def same_stamp(one: str, other: str) -> bool:
+def same_stamp(one: str, other: str, exact: bool = False) -> bool:
     """Whether two stamps are of the same content. Some stores tell milliseconds in listings, but seconds of a file."""
-    if one == other or not (one.isdecimal() and other.isdecimal()):
+    if exact or one == other or not (one.isdecimal() and other.isdecimal()):
         return one == other
     (seconds, rest), (others, more) = divmod(int(one), 10**9), divmod(int(other), 10**9)
     return seconds == others and (not rest or not more)
@@ -548,11 +548,12 @@ def _look_csv(system: FileSystem, file: File, text: TextOptions) -> Contents:
 
 
 def _look_json(system: FileSystem, file: File, text: TextOptions) -> Contents:
-    from fastprod.spark._reading import learnt_json
+    from fastprod.spark._reading import check_json, learnt_json
 
-    if text.schema is not None:
-        return Contents(text.schema.remove_metadata())
     with system.open_input_stream(file.path) as opened:
+        if text.schema is not None:
+            check_json(opened)
+            return Contents(text.schema.remove_metadata())
         return Contents(learnt_json(opened))
 
 

@@ -12,6 +12,7 @@ No row passes the JVM.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,12 +36,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow.fs import FileSystem
 
-__all__ = ["Reader", "Rows", "learnt_json", "mask_of", "open_csv", "open_parquet", "slices", "uses_only"]
+__all__ = ["Reader", "Rows", "check_json", "learnt_json", "mask_of", "open_csv", "open_parquet", "slices", "uses_only"]
 
 MOST_ROWS = 16_384  # of a batch
 MOST_BYTES = 2 << 20  # of a batch, about: what is encoded of it should still be in the cache when it is copied
 BLOCK = 4 << 20  # bytes of text at a time; a row must fit
 LEARN = 16 << 20  # the same while types are learnt
+BEGIN = 1 << 16  # bytes in which a file of JSON has its first object
+MARK = b"\xef\xbb\xbf"  # that some put before UTF-8
+NULL = re.compile(rb"\n[ \t\r]*null")
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,7 @@ class Reader:
             stamp = "" if info.type == FileType.NotFound else stamp_of(system, info)
         if info.type == FileType.NotFound:
             raise ExportError(f"{file.name} was there when the export began, and is gone. Nobody may change its files")
-        if info.size != file.size or not same_stamp(stamp, file.stamp):
+        if info.size != file.size or not same_stamp(stamp, file.stamp, system.type_name == "local"):
             raise ExportError(
                 f"{file.name} has changed since the export began: it was {file.size:,} bytes, {when(file.stamp)}, and "
                 f"is {info.size:,}, {when(stamp)}. Nobody may change its files"
@@ -243,7 +247,7 @@ class Reader:
         with system.open_input_stream(piece.file.path) as opened:
             # Fields that are not in the schema are those that nobody wants: it was learnt from all rows, or given.
             reader = json.open_json(
-                opened,
+                _Lines(opened),
                 read_options=json.ReadOptions(use_threads=False, block_size=BLOCK),
                 parse_options=json.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore"),
             )
@@ -363,14 +367,40 @@ def open_csv(stream: Any, text: TextOptions, schema: pa.Schema | None) -> Any:
     return csv.open_csv(stream, csv.ReadOptions(**read), csv.ParseOptions(**parse), csv.ConvertOptions(**convert))
 
 
+class _Lines:
+    """A stream of JSON lines without any that is null: Arrow dies of a block that begins with one."""
+
+    closed = False
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._line = b""  # what the last line begins with, as far as it was read
+
+    def read(self, size: int) -> bytes:
+        block = bytes(self._stream.read(size))
+        text = self._line + block if self._line else b"\n" + block.removeprefix(MARK)
+        if NULL.search(text):
+            raise ValueError("a line of it is null, not an object")
+        self._line = b"\n" + text[text.rfind(b"\n") + 1 :].lstrip(b" \t\r")[: len(b"null")]
+        return block
+
+
+def check_json(stream: Any) -> None:
+    """Raises ValueError unless the first line is an object."""
+    begin = bytes(stream.read(BEGIN)).removeprefix(MARK).lstrip()
+    if begin and not begin.startswith(b"{"):
+        raise ValueError(f"its first line is {begin[:20].decode(errors='replace')!r}, not an object")
+
+
 def learnt_json(stream: Any) -> pa.Schema:
     """The columns of JSON lines, from all of them. Texts stay texts, also those that look like times."""
     import pyarrow as pa
 
+    stream = _Lines(stream)
     whole = pa.schema([])
     rest = b""
     while True:
-        block = bytes(stream.read(LEARN))
+        block = stream.read(LEARN)
         lines, end, rest = (rest + block).rpartition(b"\n") if block else (rest, b"", b"")
         if (lines + end).strip():
             whole = pa.unify_schemas([whole, _columns_of(lines + end)], promote_options="permissive")

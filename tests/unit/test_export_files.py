@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,11 +14,14 @@ pa = pytest.importorskip("pyarrow")
 
 import pyarrow.compute as pc  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
+from pyarrow.fs import LocalFileSystem, SubTreeFileSystem  # noqa: E402
 
 from fastprod.encoding import Json  # noqa: E402
-from fastprod.spark import _export, _files  # noqa: E402
+from fastprod.spark import _export, _files, _once  # noqa: E402
 from fastprod.spark._files import SourceError, TextOptions  # noqa: E402
+from fastprod.spark._plan import JOB_ID  # noqa: E402
 from fastprod.spark._shape import Shape  # noqa: E402
+from fastprod.spark._sink import ExportError, Sink  # noqa: E402
 
 
 def rows(source: Any, where: Any = None, text: TextOptions | None = None, **more: Any) -> list[dict[str, Any]]:
@@ -96,3 +100,127 @@ def test_a_condition_that_names_columns_by_number_is_refused(tmp_path: Path, whe
     text = pa.table({"a": ["FieldPath(1)", "b"]})
     pq.write_table(text, tmp_path / "a.parquet")
     assert len(rows(tmp_path, pc.field("a") == "FieldPath(1)")) == 1
+
+
+def test_links_that_lead_nowhere_are_refused_not_left_out(tmp_path: Path) -> None:
+    tmp_path = tmp_path / "top" / "f"
+    tmp_path.mkdir(parents=True)
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "a.parquet")
+    link = tmp_path / "b.parquet"
+    link.symlink_to("/nowhere/b.parquet")
+    for source in (tmp_path, tmp_path.parent / "*", tmp_path / "*.parquet"):
+        with pytest.raises(SourceError, match=r"b\.parquet is neither a file nor a folder"):
+            rows(source)
+    link.rename(tmp_path / "day=2")
+    for source in (tmp_path, tmp_path / "day*" / "*.parquet"):
+        with pytest.raises(SourceError, match=r"day=2 is neither a file nor a folder"):
+            rows(source)
+    assert len(rows(tmp_path / "*.parquet")) == 1  # it does not match
+    (tmp_path / "day=2").rename(tmp_path / "_day")
+    assert len(rows(tmp_path)) == 1
+    os.mkfifo(tmp_path / "c.parquet")
+    with pytest.raises(SourceError, match=r"c\.parquet is neither a file nor a folder"):
+        rows(tmp_path)
+
+
+def test_a_link_below_a_hidden_folder_does_not_matter(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "a.parquet")
+    (tmp_path / "_temporary" / "0").mkdir(parents=True)
+    (tmp_path / "_temporary" / "0" / "b.parquet").symlink_to("/nowhere")
+    assert len(rows(tmp_path)) == 1
+    assert len(rows(tmp_path / "*")) == 1
+
+
+@pytest.mark.parametrize("way", ["link", "loop", "folder", "dots", "slashes", "relative"])
+def test_a_file_under_two_names_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    folder = tmp_path / "f"
+    folder.mkdir()
+    pq.write_table(pa.table({"a": [1]}), folder / "a.parquet")
+    monkeypatch.chdir(tmp_path)
+    source: Any = folder
+    given: dict[str, Any] = {}
+    if way == "link":
+        (folder / "b.parquet").symlink_to("a.parquet")
+    elif way == "loop":
+        (folder / "loop").symlink_to(".")
+    elif way == "folder":
+        (tmp_path / "g").symlink_to("f")
+        source = [folder, tmp_path / "g"]
+    else:
+        given["system"] = LocalFileSystem()
+        other = {"dots": f"{folder}/../f", "slashes": f"{tmp_path}//f", "relative": "f"}[way]
+        source = [str(folder), other]
+    with pytest.raises(SourceError, match=r"is named twice|a link that leads nowhere"):  # a loop ends in one
+        rows(source, **given)
+
+
+def test_a_file_of_another_file_system_under_two_names_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "f").mkdir()
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "f" / "a.parquet")
+    with pytest.raises(SourceError, match="is named twice"):
+        rows(["f", "./f"], system=SubTreeFileSystem(str(tmp_path), LocalFileSystem()))
+    assert _files._one_name("s3a://", "bucket/a//b") == _files._one_name("s3://", "bucket/a/b")
+
+
+@pytest.mark.parametrize("folder", ["", "day=1"])
+def test_rows_without_columns_are_refused(tmp_path: Path, folder: str) -> None:
+    (tmp_path / folder).mkdir(exist_ok=True)
+    (tmp_path / folder / "a.json").write_text("{}\n{}\n")
+    with pytest.raises(SourceError, match=r"a\.json has no columns"):
+        rows(tmp_path)
+    (tmp_path / folder / "b.json").write_text('{"b": 1}\n')
+    assert [row["b"] for row in rows(tmp_path)] == [None, None, 1]
+
+
+NULLS = {
+    "first": b"null\n" + b'{"a": 1}\n',
+    "behind a mark and blanks": b'\xef\xbb\xbf\n \n null\n{"a": 1}\n',
+    "only": b"null",
+    "later": b'{"a": 1}\n' * 500_000 + b"null\n" * 10,
+    "behind blanks": b'{"a": 1}\n' + b" " * 5_000_000 + b"null",
+}
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["learnt", "given"])
+@pytest.mark.parametrize("where", NULLS)
+def test_a_line_of_json_that_is_null_is_refused(tmp_path: Path, where: str, given: bool) -> None:
+    """Arrow dies of some of them."""
+    (tmp_path / "a.json").write_bytes(NULLS[where])
+    text = TextOptions(schema=pa.schema({"a": pa.int64()}) if given else None)
+    with pytest.raises((SourceError, ExportError), match=r"a\.json.* line .*null"):
+        rows(tmp_path, text=text)
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["learnt", "given"])
+def test_the_first_line_of_json_is_an_object_or_the_driver_refuses_the_file(tmp_path: Path, given: bool) -> None:
+    text = TextOptions(schema=pa.schema({"a": pa.int64()}) if given else None)
+    for begin in (b"null\n", b"[1]\n", b" 5\n"):
+        (tmp_path / "a.json").write_bytes(begin + b'{"a": 1}\n')
+        with pytest.raises(SourceError, match=r"a\.json"):
+            rows(tmp_path, text=text)
+    (tmp_path / "a.json").write_bytes(b'\xef\xbb\xbf\n \r\n{"a": 1}\n\n{"a": null}\n')
+    assert rows(tmp_path, text=text) == [{"a": 1}, {"a": None}]
+
+
+def test_a_local_file_has_its_time_to_the_nanosecond(tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"a": [1]}), file)
+    os.utime(file, ns=(0, 1_794_956_238_000_000_000))
+    text = TextOptions()
+    survey = _export.surveyed(_files.listed(file), text, None, {})
+    reader = _export._reader(survey, Shape.of(Json(), None, None, None, None).resolved(survey.schema), text)
+    os.utime(file, ns=(0, 1_794_956_238_000_000_001))
+    with pytest.raises(ExportError, match="has changed"):
+        [*reader.read(_export._divided(survey, 1)[0])]
+    now = _files.listed(file)
+    before = [(one.name, one.size, one.stamp) for one in survey.listing.files]
+    sink: Any = SimpleNamespace(job="x")
+    with pytest.raises(SourceError, match="has changed"):
+        _export._check_files(sink, now, before)
+    _export._check_files(sink, survey.listing, before)
+
+
+def test_no_job_has_the_groups_of_another() -> None:
+    one, other = (Sink({}, "t", job) for job in ("orders", "orders.files"))
+    assert _once._note(one, 0) not in (_once.Once(other, 0).name, _once._note(other, 0), "fastprod.orders.files.job")
+    assert not JOB_ID.fullmatch(_once._note(one, 0))
