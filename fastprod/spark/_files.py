@@ -72,6 +72,7 @@ TABLES = {  # whose folders hold files that are no longer, or not yet, part of t
     "_spark_metadata": "what a stream of Spark has written",
 }
 ICEBERG = re.compile(r"(^|/)metadata/[^/]*\.metadata\.json$")
+STEPS_UP = 8  # where the log of a table is looked for
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 LOOKERS = 16  # most of their time is waiting
 ARROW_MAGIC = b"ARROW1"
@@ -225,6 +226,8 @@ class _Place:
         tops = self._matching(self.base, self.pattern) if self.pattern else [self.system.get_file_info(self.base)]
         if not tops or tops[0].type == FileType.NotFound:
             raise SourceError(f"{name} {'matches nothing' if self.pattern else 'does not exist'}. Nothing was sent")
+        if self.pattern or tops[0].type != FileType.File:
+            self._check_above([top.path for top in tops])
         some = False
         for top in tops:
             self._check(top)
@@ -244,15 +247,47 @@ class _Place:
             kind = next((TABLES[part] for part in inner.split("/") if part in TABLES), None)
             kind = kind or ("an Iceberg table" if ICEBERG.search(inner) else None)
             if kind is not None:
-                raise SourceError(
-                    f"{self.prefix}{folder} is {kind}: only its log says which of the files count. Read it with Spark "
-                    "and use fastprod.spark.write(), or name the files. Nothing was sent"
-                )
+                raise self._table(folder, kind)
             if not any(_hidden(part) for part in inner.split("/")):
                 self._check(info)
                 if info.type == FileType.File:
                     kept.append(info)
         return kept
+
+    def _check_above(self, paths: Iterable[str]) -> None:
+        """Refuses what lies in the folder of a table, some steps up."""
+        from pyarrow.fs import FileSelector, FileType
+
+        def kind_of(folder: str) -> str | None:
+            try:
+                names = [posixpath.join(folder, name) for name in (*TABLES, "metadata")]
+                *logs, metadata = self.system.get_file_info(names)
+                for log in logs:
+                    if log.type != FileType.NotFound:
+                        return TABLES[log.base_name]
+                inside = self.system.get_file_info(FileSelector(metadata.path, allow_not_found=True))
+                return "an Iceberg table" if any(ICEBERG.search(info.path) for info in inside) else None
+            except OSError:  # who may read a folder need not be allowed to look at those above
+                return None
+
+        above: set[str] = set()
+        for path in paths:
+            for _ in range(STEPS_UP):
+                path = posixpath.dirname(path)
+                if not path or path in above:
+                    break
+                above.add(path)
+        folders = sorted(above, reverse=True)
+        with ThreadPoolExecutor(LOOKERS) as pool:
+            for folder, kind in zip(folders, pool.map(kind_of, folders), strict=True):
+                if kind is not None:
+                    raise self._table(folder, kind)
+
+    def _table(self, folder: str, kind: str) -> SourceError:
+        return SourceError(
+            f"{self.prefix}{folder} is {kind}: only its log says which of the files count. Read it with Spark "
+            "and use fastprod.spark.write(), or name the files. Nothing was sent"
+        )
 
     def _entries(self, selector: FileSelector) -> list[FileInfo]:
         """What is there, with links that lead nowhere, which Arrow leaves out."""

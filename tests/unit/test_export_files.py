@@ -224,3 +224,49 @@ def test_no_job_has_the_groups_of_another() -> None:
     one, other = (Sink({}, "t", job) for job in ("orders", "orders.files"))
     assert _once._note(one, 0) not in (_once.Once(other, 0).name, _once._note(other, 0), "fastprod.orders.files.job")
     assert not JOB_ID.fullmatch(_once._note(one, 0))
+
+
+def a_table(folder: Path, log: str) -> Path:
+    """A table of some kind, partitioned by day; the path of a file."""
+    (folder / "day=1").mkdir(parents=True)
+    file = folder / "day=1" / "a.parquet"
+    pq.write_table(pa.table({"a": [1]}), file)
+    (folder.parent if log.startswith("../") else folder).joinpath(Path(log).parent.name).mkdir()
+    (folder / log).write_text("{}")
+    return file
+
+
+@pytest.mark.parametrize(
+    ("log", "kind"),
+    [
+        ("_delta_log/0.json", "a Delta table"),
+        (".hoodie/hoodie.properties", "a Hudi table"),
+        ("_spark_metadata/0", "what a stream of Spark has written"),
+        ("../metadata/v1.metadata.json", "an Iceberg table"),
+    ],
+)
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["local", "elsewhere"])
+def test_a_part_of_a_table_is_refused_as_all_of_it_is(tmp_path: Path, log: str, kind: str, elsewhere: bool) -> None:
+    file = a_table(tmp_path / "lake" / "t" / "data", log)
+    table = file.parent.parent
+    given: dict[str, Any] = {"system": SubTreeFileSystem(str(tmp_path), LocalFileSystem())} if elsewhere else {}
+    top = "" if elsewhere else f"{tmp_path}/"
+    inside = f"{top}{table.relative_to(tmp_path)}"
+    for source in (
+        f"{inside}/day=1",
+        f"{inside}/*",
+        f"{inside}/day=*",
+        f"{inside}/day=1/*.parquet",
+        f"{top}lake/t/*/*",
+    ):
+        with pytest.raises(SourceError, match=kind):
+            rows(source, **given)
+    assert len(rows(f"{inside}/day=1/a.parquet", **given)) == 1  # who names files knows which count
+
+
+def test_a_folder_beside_a_table_is_none(tmp_path: Path) -> None:
+    a_table(tmp_path / "t" / "u", "_delta_log/0.json")
+    (tmp_path / "t" / "metadata").mkdir()
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "t" / "metadata" / "a.parquet")
+    (tmp_path / "t" / "_delta_logs").mkdir()
+    assert len(rows(tmp_path / "t" / "metadata")) == 1
