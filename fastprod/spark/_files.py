@@ -265,9 +265,11 @@ class _Place:
                 for log in logs:
                     if log.type != FileType.NotFound:
                         return TABLES[log.base_name]
-                inside = self.system.get_file_info(FileSelector(metadata.path, allow_not_found=True))
+                if metadata.type != FileType.Directory:
+                    return None
+                inside = self.system.get_file_info(FileSelector(metadata.path))
                 return "an Iceberg table" if any(ICEBERG.search(info.path) for info in inside) else None
-            except OSError:  # who may read a folder need not be allowed to look at those above
+            except Exception:  # of any kind: who may read a folder need not be allowed to look at those above
                 return None
 
         above: set[str] = set()

@@ -364,7 +364,32 @@ def open_csv(stream: Any, text: TextOptions, schema: pa.Schema | None) -> Any:
     if schema is not None:
         convert["column_types"] = schema
         convert["include_columns"] = schema.names
+    quote = parse.get("quote_char", '"')
+    # Quotes that are escaped, or in rows that are left out, or in other encodings, cannot be counted.
+    if quote and not {"escape_char", "encoding", "skip_rows"} & text.csv.keys():
+        stream = _Quotes(stream, quote.encode())
     return csv.open_csv(stream, csv.ReadOptions(**read), csv.ParseOptions(**parse), csv.ConvertOptions(**convert))
+
+
+class _Quotes:
+    """A stream of CSV in which every quote is closed: behind one that is not, rows would become a part of its field."""
+
+    closed = False
+
+    def __init__(self, stream: Any, quote: bytes) -> None:
+        self._stream = stream
+        self._quote = quote
+        self._count = 0
+
+    def read(self, size: int) -> bytes:
+        block = bytes(self._stream.read(size))
+        self._count += block.count(self._quote)
+        if not block and self._count % 2:
+            raise ValueError(
+                f"a quote in it is not closed: there are {self._count:,}. Give csv={{'escape_char': '\\\\'}} if quotes "
+                "are escaped in that way, csv={'quote_char': False} if they mean nothing"
+            )
+        return block
 
 
 class _Lines:

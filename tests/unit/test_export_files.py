@@ -270,3 +270,25 @@ def test_a_folder_beside_a_table_is_none(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1]}), tmp_path / "t" / "metadata" / "a.parquet")
     (tmp_path / "t" / "_delta_logs").mkdir()
     assert len(rows(tmp_path / "t" / "metadata")) == 1
+
+
+@pytest.mark.parametrize("content", ['a,b\n1,"x\n2,y\n3,z\n', 'a,b\n1,"x\n2,"y"\n3,z\n', 'a,b\n1,x\n2,"y'])
+@pytest.mark.parametrize("size", [0, 9_000_000], ids=["small", "large"])
+def test_csv_with_a_quote_that_nobody_closes_is_refused(tmp_path: Path, content: str, size: int) -> None:
+    head, rest = content.split("\n", 1)
+    (tmp_path / "a.csv").write_text(head + "\n" + "0,w\n" * (size // 4) + rest)
+    with pytest.raises((SourceError, ExportError), match=r"a\.csv.*quote"):
+        rows(tmp_path)
+
+
+def test_quotes_that_are_closed_escaped_or_no_quotes_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text('a,b\n1,"x ""y""\nz"\n2,\n')
+    assert rows(file) == [{"a": "1", "b": 'x "y"\nz'}, {"a": "2", "b": None}]
+    file.write_text('a,b\n1,"5\\" wide, or so"\n')
+    assert rows(file, text=TextOptions({"escape_char": "\\"})) == [{"a": "1", "b": '5" wide, or so'}]
+    file.write_text('a,b\n1,5" wide\n')
+    assert rows(file, text=TextOptions({"quote_char": False})) == [{"a": "1", "b": '5" wide'}]
+    file.write_text("a,b\n1,'x\n")
+    with pytest.raises(SourceError, match="quote"):
+        rows(file, text=TextOptions({"quote_char": "'"}))
