@@ -144,7 +144,7 @@ def described(order: Order, survey: Survey, shape: Shape, reader: Reader) -> dic
         **shape.identity(),
         "where": digest(_complete(order.where)),
         "schema": digest(str(order.text)),
-        "format": digest(repr([file.form for file in survey.listing.files])),
+        "format": digest(repr(sorted({file.form for file in survey.listing.files}))),  # by name, or one for all
         "types": digest(repr(types)),
     }
 

@@ -88,7 +88,10 @@ def test_another_format_of_the_same_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text('{"a":1}\n{"a":2}\n')
     assert how(tmp_path, form="json")["format"] != how(tmp_path, form="csv")["format"]
     (tmp_path / "a.txt").rename(tmp_path / "a.json")
-    assert how(tmp_path)["format"] == how(tmp_path, form="json")["format"]
+    before = how(tmp_path)
+    assert before == how(tmp_path, form="json")
+    (tmp_path / "b.json").write_text('{"a":3}\n')
+    assert before == how(tmp_path)  # a new file is told as such, by its name
 
 
 @pytest.mark.parametrize("where", [pc.field(1) > 15, pc.field(("s", 0)) > 1], ids=["column", "field"])
