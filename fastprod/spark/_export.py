@@ -17,6 +17,7 @@ from __future__ import annotations
 import base64
 import json
 import pickle
+import re
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,8 +26,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastprod import _positions
 from fastprod.spark import _files, _once
-from fastprod.spark._files import Contents, File, Listing, SourceError, Split, TextOptions
-from fastprod.spark._reading import Reader, Rows, learnt_json, mask_of
+from fastprod.spark._files import Contents, Listing, SourceError, Split, TextOptions
+from fastprod.spark._reading import Reader, Rows, learnt_json, mask_of, uses_only
 from fastprod.spark._shape import Shape, digest
 from fastprod.spark._sink import FILES, ExportError, Sink
 from fastprod.spark._where import parsed
@@ -119,7 +120,7 @@ def run(
     shape = order.shape.resolved(chosen(survey.schema, order.shape.needed(survey.schema)))
     reader = _reader(survey, shape, order.text)
     size = _split_bytes(order, survey.size, cores)
-    how = {**shape.identity(), "where": digest(str(survey.where)), "schema": digest(str(order.text))}
+    how = described(order, survey, shape, reader)
     bare = replace(survey, where=None)
     sink, splits = _there(spark, remote, lambda: prepared(sink, bare, size, how))
     # Each split is packed alone: a task need not unpack those of others.
@@ -134,6 +135,26 @@ def run(
             f"{len(packed)} splits were to be written, but {len(told)} tasks have reported. Please report this"
         )
     return ExportReport.of(told, time.monotonic() - start, files=len(survey.listing.files))
+
+
+def described(order: Order, survey: Survey, shape: Shape, reader: Reader) -> dict[str, str]:
+    """A short name for each thing that records depend on besides the files; for exactly once."""
+    types = [(one.name, str(one.type)) for one in reader.schema]  # folders that `where` leaves out have a say in these
+    return {
+        **shape.identity(),
+        "where": digest(_complete(order.where)),
+        "schema": digest(str(order.text)),
+        "format": digest(repr(sorted({file.form for file in survey.listing.files}))),  # by name, or one for all
+        "types": digest(repr(types)),
+    }
+
+
+def _complete(where: Any) -> str:
+    """A condition as text that says all. Arrow's leaves out the middle of many values; then its bytes say it."""
+    if isinstance(where, str):
+        return where.strip()
+    text = str(where)
+    return text + bytes(where.__reduce__()[1][0]).hex() if "..." in text else text
 
 
 def _split_bytes(order: Order, total: int, cores: int | None) -> float:
@@ -210,6 +231,8 @@ def surveyed(listing: Listing, text: TextOptions, where: Any, learnt: Mapping[st
         listing = _pruned(listing, folders, known, _condition(where, known))
     contents = _files.looked(listing, text, learnt)
     schema = _files.agreed(listing.files, contents, folders)
+    if set(schema.names) <= set(folders.names):
+        raise SourceError(f"{listing.files[0].name} has no columns of its own, so no rows. Nothing was sent")
     return Survey(listing, contents, schema, folders, None if where is None else _condition(where, schema))
 
 
@@ -222,6 +245,11 @@ def _condition(where: Any, schema: pa.Schema) -> Any:
         where = parsed(where, schema)
     if not isinstance(where, pc.Expression):
         raise TypeError(f"where is a condition as text, or a pyarrow expression, not {where!r}")
+    if "FieldPath(" in re.sub(r'"(\\.|[^"\\])*"', "", str(where)):
+        raise ValueError(
+            "where names a column by number, but only some of the columns are read: name it, as in "
+            "pc.field('amount') > 10. Nothing was sent"
+        )
     try:
         mask_of(pa.RecordBatch.from_arrays([pa.nulls(0, one.type) for one in schema], schema=schema), where)
     except (pa.ArrowException, TypeError) as problem:
@@ -256,24 +284,13 @@ def _reader(survey: Survey, shape: Shape, text: TextOptions) -> Reader:
     names = shape.needed(survey.schema)
     wanted = set(names)
     if survey.where is not None:
-        wanted |= {name for name in survey.schema.names if name not in wanted and _uses(survey, name)}
+        others = {name: [one for one in survey.schema if one.name != name] for name in survey.schema.names}
+        wanted |= {name for name, rest in others.items() if name not in wanted and not uses_only(survey.where, rest)}
     own = [name for name in survey.schema.names if name not in survey.folders.names]
     if not wanted & set(own):
         wanted |= set(own[:1])  # else nobody could count the rows
     read = chosen(survey.schema, [name for name in survey.schema.names if name in wanted])
     return Reader(survey.listing.systems, read, survey.folders, tuple(names), survey.where, text)
-
-
-def _uses(survey: Survey, name: str) -> bool:
-    """Whether the condition looks at a column: Arrow does not tell, but cannot do without it."""
-    import pyarrow as pa
-
-    rest = chosen(survey.schema, [one for one in survey.schema.names if one != name])
-    try:
-        mask_of(pa.RecordBatch.from_arrays([pa.nulls(0, one.type) for one in rest], schema=rest), survey.where)
-    except pa.ArrowException:
-        return True
-    return False
 
 
 def prepared(sink: Sink, survey: Survey, size: float, how: Mapping[str, str]) -> tuple[Sink, list[Split]]:
@@ -296,7 +313,8 @@ def prepared(sink: Sink, survey: Survey, size: float, how: Mapping[str, str]) ->
                     f"job {sink.job!r} was run before with another {name}: its records would be others than those that "
                     "are committed. Nothing was sent. Run it as before; another job_id writes all again"
                 )
-        _check_files(sink, files, [one for note in _once.noted(sink, found, found["notes"]) for one in _unpacked(note)])
+        notes = _once.noted(sink, found, found["notes"])
+        _check_files(sink, survey.listing, [one for note in notes for one in _unpacked(note)])
         size = found["split_bytes"]
     splits = _divided(survey, size)
     notes = _packed([(file.name, file.size, file.stamp) for file in files])
@@ -331,15 +349,16 @@ def _unpacked(note: str) -> list[tuple[str, int, str]]:
     return [(name, size, stamp) for name, size, stamp in json.loads(zlib.decompress(base64.b85decode(note)))]
 
 
-def _check_files(sink: Sink, files: Sequence[File], before: Sequence[tuple[str, int, str]]) -> None:
+def _check_files(sink: Sink, listing: Listing, before: Sequence[tuple[str, int, str]]) -> None:
     """Refuses files that are not those of the run before."""
     old = {name: (size, stamp) for name, size, stamp in before}
-    new = {file.name: (file.size, file.stamp) for file in files}
+    new = {file.name: (file.size, file.stamp) for file in listing.files}
+    exact = {file.name: listing.systems[file.system].type_name == "local" for file in listing.files}
     changed = [
         f"{name} has changed (it was {old[name][0]:,} bytes, {_files.when(old[name][1])}, and is {size:,}, "
         f"{_files.when(stamp)})"
         for name, (size, stamp) in new.items()
-        if name in old and not (old[name][0] == size and _files.same_stamp(old[name][1], stamp))
+        if name in old and not (old[name][0] == size and _files.same_stamp(old[name][1], stamp, exact[name]))
     ]
     problems = changed + [f"{name} is new" for name in new if name not in old]
     problems += [f"{name} is gone" for name in old if name not in new]

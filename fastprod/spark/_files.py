@@ -15,6 +15,7 @@ Everything here raises SourceError, with the name of the file, before anything i
 from __future__ import annotations
 
 import fnmatch
+import os
 import posixpath
 import re
 import struct
@@ -27,7 +28,7 @@ from urllib.parse import unquote
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyarrow.fs import FileInfo, FileSystem
+    from pyarrow.fs import FileInfo, FileSelector, FileSystem
 
 __all__ = [
     "Contents",
@@ -71,6 +72,7 @@ TABLES = {  # whose folders hold files that are no longer, or not yet, part of t
     "_spark_metadata": "what a stream of Spark has written",
 }
 ICEBERG = re.compile(r"(^|/)metadata/[^/]*\.metadata\.json$")
+STEPS_UP = 8  # where the log of a table is looked for
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 LOOKERS = 16  # most of their time is waiting
 ARROW_MAGIC = b"ARROW1"
@@ -119,13 +121,19 @@ def listed(source: Any, form: str | None = None, system: FileSystem | None = Non
         raise SourceError(f"format is one of {', '.join(dict.fromkeys(FORMATS.values()))}, not {form!r}")
     systems: list[FileSystem] = []
     found: dict[str, File] = {}
+    known: dict[str, str] = {}
     for one in sources:
         where = _Place.of(one, system)
         systems.append(where.system)
         for info, keys in where.files():
             name = where.prefix + info.path
-            if name in found:
-                raise SourceError(f"{name} is named twice: its rows would be written twice. Nothing was sent")
+            local = where.system.type_name == "local"
+            before = known.setdefault(
+                os.path.realpath(info.path) if local else _one_name(where.prefix, info.path), name
+            )
+            if name in found or before != name:
+                as_too = "" if before == name else f", as {before} too"
+                raise SourceError(f"{name} is named twice{as_too}: its rows would be written twice. Nothing was sent")
             if info.size == 0:
                 raise SourceError(
                     f"{name} is empty (0 bytes): was it being written? Remove it, or name the others. Nothing was sent"
@@ -140,6 +148,11 @@ def listed(source: Any, form: str | None = None, system: FileSystem | None = Non
                 f"{_keys(files[0])}. Nothing was sent"
             )
     return Listing(tuple(systems), files)
+
+
+def _one_name(prefix: str, path: str) -> str:
+    """The same for all names of a file elsewhere."""
+    return re.sub("^s3[an]:", "s3:", prefix) + posixpath.normpath(path)
 
 
 def _keys(file: File) -> str:
@@ -170,9 +183,9 @@ def stamp_of(system: FileSystem, info: FileInfo) -> str:
     return "" if info.mtime_ns is None else str(info.mtime_ns)
 
 
-def same_stamp(one: str, other: str) -> bool:
+def same_stamp(one: str, other: str, exact: bool = False) -> bool:
     """Whether two stamps are of the same content. Some stores tell milliseconds in listings, but seconds of a file."""
-    if one == other or not (one.isdecimal() and other.isdecimal()):
+    if exact or one == other or not (one.isdecimal() and other.isdecimal()):
         return one == other
     (seconds, rest), (others, more) = divmod(int(one), 10**9), divmod(int(other), 10**9)
     return seconds == others and (not rest or not more)
@@ -189,8 +202,6 @@ class _Place:
 
     @classmethod
     def of(cls, source: Any, system: FileSystem | None) -> _Place:
-        import os
-
         from pyarrow.fs import LocalFileSystem
 
         text = os.fsdecode(source).rstrip("/") or "/"
@@ -215,8 +226,11 @@ class _Place:
         tops = self._matching(self.base, self.pattern) if self.pattern else [self.system.get_file_info(self.base)]
         if not tops or tops[0].type == FileType.NotFound:
             raise SourceError(f"{name} {'matches nothing' if self.pattern else 'does not exist'}. Nothing was sent")
+        if self.pattern or tops[0].type != FileType.File:
+            self._check_above([top.path for top in tops])
         some = False
         for top in tops:
+            self._check(top)
             inside = [top] if top.type == FileType.File else self._below(top.path)
             for info in inside:
                 some = True
@@ -227,20 +241,81 @@ class _Place:
     def _below(self, folder: str) -> list[FileInfo]:
         from pyarrow.fs import FileSelector, FileType
 
-        found = self.system.get_file_info(FileSelector(folder, recursive=True))
         kept = []
-        for info in found:
+        for info in self._entries(FileSelector(folder, recursive=True)):
             inner = info.path[len(folder) :].strip("/")
             kind = next((TABLES[part] for part in inner.split("/") if part in TABLES), None)
             kind = kind or ("an Iceberg table" if ICEBERG.search(inner) else None)
             if kind is not None:
-                raise SourceError(
-                    f"{self.prefix}{folder} is {kind}: only its log says which of the files count. Read it with Spark "
-                    "and use fastprod.spark.write(), or name the files. Nothing was sent"
-                )
-            if info.type == FileType.File and not any(_hidden(part) for part in inner.split("/")):
-                kept.append(info)
+                raise self._table(folder, kind)
+            if not any(_hidden(part) for part in inner.split("/")):
+                self._check(info)
+                if info.type == FileType.File:
+                    kept.append(info)
         return kept
+
+    def _check_above(self, paths: Iterable[str]) -> None:
+        """Refuses what lies in the folder of a table, some steps up."""
+        from pyarrow.fs import FileSelector, FileType
+
+        def kind_of(folder: str) -> str | None:
+            try:
+                names = [posixpath.join(folder, name) for name in (*TABLES, "metadata")]
+                *logs, metadata = self.system.get_file_info(names)
+                for log in logs:
+                    if log.type != FileType.NotFound:
+                        return TABLES[log.base_name]
+                if metadata.type != FileType.Directory:
+                    return None
+                inside = self.system.get_file_info(FileSelector(metadata.path))
+                return "an Iceberg table" if any(ICEBERG.search(info.path) for info in inside) else None
+            except Exception:  # of any kind: who may read a folder need not be allowed to look at those above
+                return None
+
+        above: set[str] = set()
+        for path in paths:
+            for _ in range(STEPS_UP):
+                path = posixpath.dirname(path)
+                if not path or path in above:
+                    break
+                above.add(path)
+        folders = sorted(above, reverse=True)
+        with ThreadPoolExecutor(LOOKERS) as pool:
+            for folder, kind in zip(folders, pool.map(kind_of, folders), strict=True):
+                if kind is not None:
+                    raise self._table(folder, kind)
+
+    def _table(self, folder: str, kind: str) -> SourceError:
+        return SourceError(
+            f"{self.prefix}{folder} is {kind}: only its log says which of the files count. Read it with Spark "
+            "and use fastprod.spark.write(), or name the files. Nothing was sent"
+        )
+
+    def _entries(self, selector: FileSelector) -> list[FileInfo]:
+        """What is there, with links that lead nowhere, which Arrow leaves out."""
+        from pyarrow.fs import FileType
+
+        found: list[FileInfo] = self.system.get_file_info(selector)
+        if self.system.type_name != "local":
+            return found
+        folders = [selector.base_dir]
+        if selector.recursive:
+            folders += [info.path for info in found if info.type == FileType.Directory]
+        lost = []
+        for folder in folders:
+            if os.path.isdir(folder):
+                with os.scandir(folder) as entries:
+                    lost += [one.path for one in entries if one.is_symlink() and not os.path.exists(one.path)]
+        return found + (self.system.get_file_info(lost) if lost else [])
+
+    def _check(self, info: FileInfo) -> None:
+        from pyarrow.fs import FileType
+
+        if info.type not in (FileType.File, FileType.Directory):
+            raise SourceError(
+                f"{self.prefix}{info.path} is neither a file nor a folder, or a link that leads nowhere: its rows "
+                "would be missing. Remove it, or name the others. Nothing was sent"
+            )
 
     def _matching(self, folder: str, pattern: Sequence[str]) -> list[FileInfo]:
         """Files and folders that a pattern names, one step at a time. Hidden ones only where it says so itself."""
@@ -248,8 +323,9 @@ class _Place:
 
         first, rest = pattern[0], pattern[1:]
         found = []
-        for info in self.system.get_file_info(FileSelector(folder, allow_not_found=True)):
+        for info in self._entries(FileSelector(folder, allow_not_found=True)):
             if fnmatch.fnmatchcase(info.base_name, first) and (not _hidden(info.base_name) or _hidden(first)):
+                self._check(info)
                 if not rest:
                     found.append(info)
                 elif info.type == FileType.Directory:
@@ -509,11 +585,12 @@ def _look_csv(system: FileSystem, file: File, text: TextOptions) -> Contents:
 
 
 def _look_json(system: FileSystem, file: File, text: TextOptions) -> Contents:
-    from fastprod.spark._reading import learnt_json
+    from fastprod.spark._reading import check_json, learnt_json
 
-    if text.schema is not None:
-        return Contents(text.schema.remove_metadata())
     with system.open_input_stream(file.path) as opened:
+        if text.schema is not None:
+            check_json(opened)
+            return Contents(text.schema.remove_metadata())
         return Contents(learnt_json(opened))
 
 

@@ -21,7 +21,7 @@ An export of files names its rows by the files that they are in. Its job's marke
 and how rows become records; the files themselves, with sizes and times, are in markers of their own, written in the
 same transaction. A partition of it that is committed is not read again, so its marker needs no fingerprint.
 
-    fastprod.<job>.files.<n>   claim, files (packed)
+    fastprod.<job>.files:<n>   claim, files (packed)
 
 Brokers forget markers after a time (see _positions). A job's is written first and never touched again: a run that comes
 shortly before that time is over is refused, where brokers say how long it is, and a task that finds a marker of another
@@ -156,7 +156,7 @@ def noted(sink: Sink, marker: Marker, count: int) -> list[str]:
 
 
 def _note(sink: Sink, number: int) -> str:
-    return f"fastprod.{sink.job}.files.{number}"
+    return f"fastprod.{sink.job}.files:{number}"  # a colon is in no job_id, so this is no group of another job
 
 
 def _look(sink: Sink, group: Consumer) -> Marker | None:

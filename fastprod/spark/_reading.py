@@ -2,7 +2,8 @@
 
     Split -> Reader.read()   -> Rows     at most some MB: the batch after `where`, and where in its file it lies
                the file is the one that was listed (size, time of modification or etag), before and after
-               row groups that cannot hold a row of `where`, by their statistics, are not read
+               row groups that cannot hold a row of `where`, by their statistics, are not read; these leave out NaN,
+               so a condition on floating numbers reads all
                as many rows came as the file says; fewer are an error, and so the end of a transaction
                columns that folders give are added; types that differ only in layout are made the same
 
@@ -11,7 +12,8 @@ No row passes the JVM.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -34,12 +36,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow.fs import FileSystem
 
-__all__ = ["Reader", "Rows", "learnt_json", "mask_of", "open_csv", "open_parquet", "slices"]
+__all__ = ["Reader", "Rows", "check_json", "learnt_json", "mask_of", "open_csv", "open_parquet", "slices", "uses_only"]
 
 MOST_ROWS = 16_384  # of a batch
 MOST_BYTES = 2 << 20  # of a batch, about: what is encoded of it should still be in the cache when it is copied
 BLOCK = 4 << 20  # bytes of text at a time; a row must fit
 LEARN = 16 << 20  # the same while types are learnt
+BEGIN = 1 << 16  # bytes in which a file of JSON has its first object
+MARK = b"\xef\xbb\xbf"  # that some put before UTF-8
+NULL = re.compile(rb"\n[ \t\r]*null")
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,7 @@ class Reader:
             stamp = "" if info.type == FileType.NotFound else stamp_of(system, info)
         if info.type == FileType.NotFound:
             raise ExportError(f"{file.name} was there when the export began, and is gone. Nobody may change its files")
-        if info.size != file.size or not same_stamp(stamp, file.stamp):
+        if info.size != file.size or not same_stamp(stamp, file.stamp, system.type_name == "local"):
             raise ExportError(
                 f"{file.name} has changed since the export began: it was {file.size:,} bytes, {when(file.stamp)}, and "
                 f"is {info.size:,}, {when(stamp)}. Nobody may change its files"
@@ -175,8 +180,8 @@ class Reader:
         import pyarrow as pa
         from pyarrow import dataset
 
-        if self.where is None:
-            return numbers
+        if self.where is None or not uses_only(self.where, [one for one in self.schema if not _floats(one.type)]):
+            return numbers  # of numbers that may be NaN: statistics leave it out
         given = folder_values(piece.file, self.folders)
         known: Any = dataset.scalar(True)
         for name, value in given.items():
@@ -242,7 +247,7 @@ class Reader:
         with system.open_input_stream(piece.file.path) as opened:
             # Fields that are not in the schema are those that nobody wants: it was learnt from all rows, or given.
             reader = json.open_json(
-                opened,
+                _Lines(opened),
                 read_options=json.ReadOptions(use_threads=False, block_size=BLOCK),
                 parse_options=json.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore"),
             )
@@ -313,6 +318,28 @@ def mask_of(batch: pa.RecordBatch, where: Any) -> pa.BooleanArray:
     return column
 
 
+def uses_only(where: Any, columns: Sequence[pa.Field]) -> bool:
+    """Whether the condition looks at no other columns: Arrow does not tell, but cannot do without them."""
+    import pyarrow as pa
+
+    schema = pa.schema(columns)
+    try:
+        mask_of(pa.RecordBatch.from_arrays([pa.nulls(0, one.type) for one in schema], schema=schema), where)
+    except pa.ArrowException:
+        return False
+    return True
+
+
+def _floats(kind: pa.DataType) -> bool:
+    """Whether there are floating numbers in a column, at any depth."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        return _floats(kind.value_type)
+    inner = (kind.field(number).type for number in range(kind.num_fields))
+    return bool(pa.types.is_floating(kind)) or any(_floats(one) for one in inner)
+
+
 # ---- text
 
 
@@ -337,17 +364,68 @@ def open_csv(stream: Any, text: TextOptions, schema: pa.Schema | None) -> Any:
     if schema is not None:
         convert["column_types"] = schema
         convert["include_columns"] = schema.names
+    quote = parse.get("quote_char", '"')
+    # Quotes that are escaped, or in rows that are left out, or in other encodings, cannot be counted.
+    if quote and not {"escape_char", "encoding", "skip_rows"} & text.csv.keys():
+        stream = _Quotes(stream, quote.encode())
     return csv.open_csv(stream, csv.ReadOptions(**read), csv.ParseOptions(**parse), csv.ConvertOptions(**convert))
+
+
+class _Quotes:
+    """A stream of CSV in which every quote is closed: behind one that is not, rows would become a part of its field."""
+
+    closed = False
+
+    def __init__(self, stream: Any, quote: bytes) -> None:
+        self._stream = stream
+        self._quote = quote
+        self._count = 0
+
+    def read(self, size: int) -> bytes:
+        block = bytes(self._stream.read(size))
+        self._count += block.count(self._quote)
+        if not block and self._count % 2:
+            raise ValueError(
+                f"a quote in it is not closed: there are {self._count:,}. Give csv={{'escape_char': '\\\\'}} if quotes "
+                "are escaped in that way, csv={'quote_char': False} if they mean nothing"
+            )
+        return block
+
+
+class _Lines:
+    """A stream of JSON lines without any that is null: Arrow dies of a block that begins with one."""
+
+    closed = False
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._line = b""  # what the last line begins with, as far as it was read
+
+    def read(self, size: int) -> bytes:
+        block = bytes(self._stream.read(size))
+        text = self._line + block if self._line else b"\n" + block.removeprefix(MARK)
+        if NULL.search(text):
+            raise ValueError("a line of it is null, not an object")
+        self._line = b"\n" + text[text.rfind(b"\n") + 1 :].lstrip(b" \t\r")[: len(b"null")]
+        return block
+
+
+def check_json(stream: Any) -> None:
+    """Raises ValueError unless the first line is an object."""
+    begin = bytes(stream.read(BEGIN)).removeprefix(MARK).lstrip()
+    if begin and not begin.startswith(b"{"):
+        raise ValueError(f"its first line is {begin[:20].decode(errors='replace')!r}, not an object")
 
 
 def learnt_json(stream: Any) -> pa.Schema:
     """The columns of JSON lines, from all of them. Texts stay texts, also those that look like times."""
     import pyarrow as pa
 
+    stream = _Lines(stream)
     whole = pa.schema([])
     rest = b""
     while True:
-        block = bytes(stream.read(LEARN))
+        block = stream.read(LEARN)
         lines, end, rest = (rest + block).rpartition(b"\n") if block else (rest, b"", b"")
         if (lines + end).strip():
             whole = pa.unify_schemas([whole, _columns_of(lines + end)], promote_options="permissive")
