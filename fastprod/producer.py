@@ -36,7 +36,7 @@ FLIGHT_S = 10.0  # how long an abort waits for records on their way
 STUCK_S = 30.0  # after its own timeout, a call of librdkafka's is not going to come back
 
 _live: weakref.WeakSet[Producer] = weakref.WeakSet()
-_stuck: list[Producer] = []  # in each of which a thread waits for librdkafka: they must not end before the process
+_stuck: list[Producer] = []  # in each of which a thread waits for librdkafka for ever
 _numbers = itertools.count(1)
 
 
@@ -316,6 +316,7 @@ class Producer(confluent_kafka.Producer):
             return answer.result(args[2] + STUCK_S)
         except TimeoutError:
             _stuck.append(self)
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))  # destroying it would wait too, at exit as well
             raise confluent_kafka.KafkaException(
                 KafkaError(
                     KafkaError._TIMED_OUT,
