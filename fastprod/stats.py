@@ -13,8 +13,10 @@ those of the parts cannot be averaged.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 from ddsketch import DDSketch
@@ -33,8 +35,8 @@ class Latency:
 
     __slots__ = ("_buckets", "sum")
 
-    def __init__(self, buckets: Mapping[float, int] | None = None, sum: float = 0.0) -> None:
-        self._buckets = dict(buckets or {})  # middle in seconds -> how often
+    def __init__(self, buckets: dict[float, int] | None = None, sum: float = 0.0) -> None:
+        self._buckets = {} if buckets is None else buckets  # middle in seconds -> how often; nobody changes it
         self.sum = sum
 
     @property
@@ -66,6 +68,8 @@ class Latency:
         return made
 
     def __add__(self, other: Latency) -> Latency:
+        if not self._buckets:
+            return other
         found = dict(self._buckets)
         for middle, times in other._buckets.items():
             found[middle] = found.get(middle, 0) + times
@@ -270,8 +274,11 @@ class TopicStats(_Totals):
         """What has happened between two looks, `seconds` apart, with the partitions that were used in between."""
         before = {} if earlier is None else earlier.cells
         nothing = PartitionStats()
-        cells = {cell: part.since(before.get(cell, nothing), seconds) for cell, part in self.cells.items()}
-        used = {cell: part for cell, part in cells.items() if part.records or part.errors or part.queue_records}
+        used = {}
+        for cell, part in self.cells.items():
+            then = before.get(cell, nothing)
+            if part.records != then.records or part.errors != then.errors or part.queue_records:
+                used[cell] = part.since(then, seconds)
         return TopicStats(self.name, used, self.waiting, self.lost - (0 if earlier is None else earlier.lost))
 
     def to_dict(self, brief: bool = False) -> dict[str, Any]:
@@ -333,7 +340,23 @@ class ProducerStats(_Totals):
     """Those it has been connected to, by id."""
     memory: int
     """Bytes of `buffer.memory` in use."""
-    total: PartitionStats
+    outstanding: int
+    """Records not yet acknowledged, also those whose partition is not decided."""
+
+    @cached_property
+    def total(self) -> PartitionStats:  # type: ignore[override]
+        """Over everything; added up when it is first asked for."""
+        total = _sum(topic.total for topic in self.topics.values())
+        total.retries = self.retries
+        total.queue_records = self.outstanding
+        total.weight = 0.0
+        return total
+
+    @property
+    def retries(self) -> int:
+        """Records that were sent again, at least: a request that was repeated counts as one."""
+        parts = sum(part.retries for topic in self.topics.values() for part in topic.cells.values())
+        return max(parts, sum(broker.repeated for broker in self.brokers.values()))
 
     def to_dict(self) -> dict[str, Any]:
         """As plain dicts, lists and numbers, ready for JSON."""
@@ -365,10 +388,6 @@ class ProducerStats(_Totals):
         return "\n".join(lines)
 
 
-def _seconds(buckets: list[tuple[float, int]], sum_us: int) -> Latency:
-    return Latency({middle / 1e6: times for middle, times in buckets}, sum_us / 1e6)
-
-
 def _sent_again(statistics: str | None) -> Iterator[tuple[str, int, int]]:
     """(topic, partition, records transmitted and no longer on their way), by librdkafka's statistics."""
     if statistics is None:
@@ -386,24 +405,24 @@ def _sent_again(statistics: str | None) -> Iterator[tuple[str, int, int]]:
 def read(runtime: Runtime, name: str) -> ProducerStats:
     """The figures of a producer at this moment."""
     found, brokers, statistics, moved = runtime.snapshot()
-    sent = {(topic, number): records for topic, number, records in _sent_again(statistics)}
-    repeated = {number: figures[4] for number, figures in brokers.items()}
-    leaders: dict[int, list[tuple[str, int]]] = {}
-    for topic, (_, _, lanes) in found.items():
-        for number, figures in lanes.items():
-            leaders.setdefault(figures[7], []).append((topic, number))
+    repeated = {number: figures[4] for number, figures in brokers.items() if figures[4]}
+    # Without repeated requests, what librdkafka has sent more than once is a report that is on its way.
+    sent = {(topic, number): records for topic, number, records in _sent_again(statistics)} if repeated else {}
+    led = Counter(figures[7] for _, _, lanes in found.values() for figures in lanes.values())
     queued: dict[int, list[int]] = {}
     topics: dict[str, TopicStats] = {}
     for topic, (waiting, lost, lanes) in found.items():
         cells = {}
         for number, figures in lanes.items():
             records, size, failed, queue, queue_bytes, weight, age, leader, settled, retries, buckets, sum_us = figures
-            if any(repeated.values()):  # else librdkafka's statistics were taken while a report was on its way
+            if repeated:
+                known = retries
                 retries = max(retries, sent.get((topic, number), 0) - settled)
-            # Then every repeated request was this partition's, with a record at least.
-            if len(leaders[leader]) == 1 and not moved:
-                retries = max(retries, repeated.get(leader, 0))
-            runtime.note_retries(topic, number, retries)
+                # Then every repeated request was this partition's, with a record at least.
+                if led[leader] == 1 and not moved:
+                    retries = max(retries, repeated.get(leader, 0))
+                if retries > known:
+                    runtime.note_retries(topic, number, retries)
             age = max(age, 1e-3)
             cells[(name, number)] = PartitionStats(
                 records,
@@ -415,16 +434,12 @@ def read(runtime: Runtime, name: str) -> ProducerStats:
                 weight,
                 records / age,
                 size / age,
-                _seconds(buckets, sum_us),
+                Latency(buckets, sum_us / 1e6),
             )
             held = queued.setdefault(leader, [0, 0])
             held[0] += queue
             held[1] += queue_bytes
         topics[topic] = TopicStats(topic, cells, waiting, lost)
-    total = _sum(topic.total for topic in topics.values())
-    total.retries = max(total.retries, sum(repeated.values()))
-    total.queue_records = runtime.records
-    total.weight = 0.0
     return ProducerStats(
         name,
         topics,
@@ -438,10 +453,10 @@ def read(runtime: Runtime, name: str) -> ProducerStats:
                 again,
                 queued.get(number, [0, 0])[0],
                 queued.get(number, [0, 0])[1],
-                _seconds(buckets, sum_us),
+                Latency(buckets, sum_us / 1e6),
             )
             for number, (up, requests, open_requests, errors, again, buckets, sum_us) in sorted(brokers.items())
         },
         runtime.memory,
-        total,
+        runtime.records,
     )

@@ -58,6 +58,7 @@ from fastprod.cli._spark_loads import (
     write_orders,
 )
 from fastprod.cli.export import _reason
+from fastprod.spark._plan import LINGER_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -205,7 +206,7 @@ def spark(
     hand-over    Spark's part alone: rows come to Python as Arrow batches and are dropped
 
     The rows are cached in Spark's memory. Each way writes all of them to the same topic with the same options,
-    linger.ms=5, acks=all and idempotence unless -X says otherwise; foreach, which is about ten times slower, gets one
+    linger.ms=50, acks=all and idempotence unless -X says otherwise; foreach, which is about ten times slower, gets one
     row in five. After the warm-up come --rounds in turns, each checked by the topic's end offsets. The table shows
     medians and, in brackets, the extremes; ratios are taken round by round.
 
@@ -234,7 +235,7 @@ def spark(
     if topics is not None and ctx.get_parameter_source("partitions") is ParameterSource.DEFAULT:
         partitions = FEW_PARTITIONS
     rounds = rounds or (5 if len(ways) > 1 else 1)
-    conf = configuration(given)
+    conf = configuration({"linger.ms": LINGER_MS, **given} if "queue.buffering.max.ms" not in given else given)
     job = Job(topic, conf, num_records, record_size, cores, tasks, warmup, rounds, ways, load, topics or 1)
     names = [topic] if topics is None else topic_names(topic, topics)
     report: dict[str, Any] = {}

@@ -24,6 +24,7 @@ __all__ = ["bucketed", "check_columns", "hashable", "plan", "quoted", "sink", "u
 JOB_ID = re.compile(r"[A-Za-z0-9._-]{1,200}")
 MOST_BUCKETS = 10_000
 LONG_LAYOUT = 500  # characters
+LINGER_MS = 50  # unless told: nobody waits for single rows of a job, whose end ends every linger
 
 
 def used_columns(schema: StructType, topic: str | None, priority: str | None = None) -> list[str]:
@@ -76,6 +77,8 @@ def sink(
     for name, value in (("topic", topic), ("marker_topic", marker_topic)):
         if value is not None and (not isinstance(value, str) or not value):
             raise ValueError(f"{name} is a name, not {value!r}")
+    if not settings.keys() & {"linger.ms", "queue.buffering.max.ms"}:
+        settings["linger.ms"] = LINGER_MS
     job = _job(exactly_once, job_id, settings, stream)
     for name, given in (("batch", batch), ("marker_topic", marker_topic)):
         if job is None and given is not None:

@@ -12,8 +12,9 @@ import json
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -73,7 +74,7 @@ class TaskReport:
     """Of an export of files: what the task has read."""
     topics: Topics = field(default_factory=dict)
     """Empty for skipped tasks: the marker of the earlier attempt only tells records and bytes."""
-    stats: dict[str, TopicStats] = field(default_factory=dict)
+    stats: Mapping[str, TopicStats] = field(default_factory=dict)
     """By topic, what the worker's producer has done for this task."""
 
     def end(self) -> None:
@@ -87,17 +88,56 @@ class TaskReport:
     def to_json(self) -> str:
         """On its way to the driver. Histograms of many partitions are long, and pack well."""
         stats = json.dumps([topic.to_dict(brief=True) for topic in self.stats.values()])
-        return json.dumps({**self.to_dict(), "stats": base64.b85encode(zlib.compress(stats.encode())).decode()})
+        return json.dumps({**self.to_dict(), "stats": base64.b64encode(zlib.compress(stats.encode(), 1)).decode()})
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         known = json.loads(text)
-        stats = [TopicStats.from_dict(one) for one in json.loads(zlib.decompress(base64.b85decode(known.pop("stats"))))]
+        packed = known.pop("stats")
         topics = {
             topic: {int(number): PartitionReport(**part) for number, part in partitions.items()}
             for topic, partitions in known.pop("topics").items()
         }
-        return cls(**known, topics=topics, stats={one.name: one for one in stats})
+        return cls(**known, topics=topics, stats=_Later(lambda: _unpacked(packed)))
+
+
+class _Later(Mapping[str, TopicStats]):
+    """Figures that are worked out when somebody looks: a thousand tasks with a thousand partitions have many."""
+
+    def __init__(self, work_out: Callable[[], dict[str, TopicStats]]) -> None:
+        self._work_out = work_out
+
+    @cached_property
+    def _known(self) -> dict[str, TopicStats]:
+        return self._work_out()
+
+    def __getitem__(self, topic: str) -> TopicStats:
+        return self._known[topic]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __repr__(self) -> str:
+        return repr(self._known)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (self._known,)
+
+
+def _unpacked(stats: str) -> dict[str, TopicStats]:
+    known = json.loads(zlib.decompress(base64.b64decode(stats)))
+    return {one["name"]: TopicStats.from_dict(one) for one in known}
+
+
+def _by_topic(tasks: Iterable[TaskReport], seconds: float) -> dict[str, TopicStats]:
+    parts: dict[str, list[TopicStats]] = {}
+    for task in tasks:
+        for topic, figures in task.stats.items():
+            parts.setdefault(topic, []).append(figures)
+    return {topic: _over(figures, seconds) for topic, figures in sorted(parts.items())}
 
 
 def _over(tasks: list[TopicStats], seconds: float) -> TopicStats:
@@ -162,10 +202,8 @@ class ExportReport:
         names = ("records", "bytes", "failed", "retries")
         records, size, failed, retries = (sum(getattr(task, name) for task in ordered) for name in names)
         sorted_topics = {topic: dict(sorted(parts.items())) for topic, parts in sorted(topics.items())}
-        stats = {
-            topic: _over([task.stats[topic] for task in ordered if topic in task.stats], seconds)
-            for topic in sorted({topic for task in ordered for topic in task.stats})
-        }
+        over = seconds
+        stats = _Later(lambda: _by_topic(ordered, over))
         return cls(records, size, failed, retries, seconds, sorted_topics, ordered, stats, dict(spread or {}), files)
 
     @property
