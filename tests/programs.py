@@ -19,6 +19,7 @@ from typing import Any
 GUARD_S = 600.0
 KEEPERS_S = 10.0  # in which keepers notice that their parent is gone, and remove its data
 MARK = "FASTPROD_TEST_PROGRAM"
+LONG = os.environ.get("FASTPROD_LONG_TESTS", "0") not in ("", "0")  # more examples, too
 
 
 def marked(mark: str) -> dict[int, str]:

@@ -194,6 +194,7 @@ def write(
         _plan.check_columns(df.schema, topic, priority)
         routes = _bundles.of_map(bundles) if isinstance(bundles, BundleMap) else _bundles.measured(df, buckets)
         df, spread = _bundles.routed(df, routes), routes.spread_tasks()
+        config = _bundles.in_large_batches(config)
         if exactly_once == "task":
             exactly_once = "bucket"  # a task is what the bundles make it, not what Spark's splits do
     elif exactly_once == "bucket":

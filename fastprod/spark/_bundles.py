@@ -25,10 +25,12 @@ from fastprod.spark._sink import BUCKET
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["Routes", "check", "measured", "of_map", "routed"]
+__all__ = ["Routes", "check", "in_large_batches", "measured", "of_map", "routed"]
 
 AUTO = "auto"
 FIRST_BUNDLES = 4  # for each task: little needs to be split then, and few bundles keep the comparisons short
+SIZES = {"batch.size", "sticky.batch.size", "sticky.partitioning.bytes"}
+LARGE_BATCH = 131072  # bytes after which key-less rows go on to the next partition, and the batch is sent
 RECORD = 21  # bytes that a record has beside key and value, at most
 
 
@@ -105,6 +107,12 @@ def planned(topics: Mapping[str, tuple[int, int]], tasks: int) -> Routes:
             load[first_position(topic, parts) + number] = (before[0] + records / parts, before[1] + size / parts)
     made = plan(BundleMap.equal(FIRST_BUNDLES * tasks), BundleLoad(load), writers=tasks)
     return Routes(made.map, tuple(made.assignment[bundle] for bundle in made.map.bundles), tasks, spread)
+
+
+def in_large_batches(config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The configuration for tasks that have a topic's rows to themselves: batches grow beyond Java's usual 16 KB."""
+    given = dict(config or {})
+    return given if SIZES & given.keys() else {**given, "sticky.batch.size": LARGE_BATCH}
 
 
 def first_position(topic: str, parts: int) -> int:

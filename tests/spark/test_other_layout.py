@@ -78,7 +78,7 @@ def rows_of(spark, kind: str, path: str):
     return frame if kind == "files" else frame.repartition("value")
 
 
-@pytest.mark.parametrize("kind", CHANGES)
+@pytest.mark.parametrize("kind", ["files", "aqe", pytest.param("shuffle", marks=pytest.mark.long)])
 def test_write_refuses_another_number_of_partitions_before_it_sends(
     spark, kafka_cluster, topic, tmp_path, kind
 ) -> None:
@@ -257,8 +257,17 @@ STREAMS = {
 }
 
 
-@pytest.mark.parametrize("once", ["task", "bucket"])
-@pytest.mark.parametrize("kind", ["files", pytest.param("shuffle", marks=pytest.mark.long), "aqe"])
+@pytest.mark.parametrize(
+    ("kind", "once"),
+    [
+        ("files", "task"),
+        ("aqe", "bucket"),
+        *(
+            pytest.param(kind, once, marks=pytest.mark.long)
+            for kind, once in (("files", "bucket"), ("aqe", "task"), ("shuffle", "task"), ("shuffle", "bucket"))
+        ),
+    ],
+)
 def test_a_stream_that_is_restarted_with_other_settings(spark, kafka_cluster, topic, tmp_path, kind, once) -> None:
     kafka_cluster.create_topic(topic, 3)
     register(spark)

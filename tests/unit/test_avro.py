@@ -23,6 +23,7 @@ from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from programs import LONG
 
 from fastprod import Producer
 from fastprod.encoding import Avro, Encoder
@@ -121,7 +122,11 @@ def null_last(schema: Any) -> Any:
 RANDOM = [kind for kind in PLAIN if kind != pa.uint64() and not pa.types.is_duration(kind)]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(
+    max_examples=150 if LONG else 60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
 @given(batch=batches(RANDOM), at=st.integers(0, 4))
 def test_random_nested_rows_are_read_back_equal_by_fastavro(batch: Any, at: int) -> None:
     assume(not any(foreign(field.type) for field in batch.schema))

@@ -331,11 +331,11 @@ def threads_of_process() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-def test_fifty_producers_leave_nothing_behind(cluster: MockCluster) -> None:
+def test_twenty_producers_leave_nothing_behind(cluster: MockCluster) -> None:
     Producer(conf(cluster)).close()
     gc.collect()
     threads, files = threads_of_process(), len(os.listdir("/proc/self/fd"))
-    for number in range(50):
+    for number in range(20):
         producer = Producer(conf(cluster))
         producer.produce("t", b"v", on_delivery=lambda *_: None)
         producer.produce_many("t", [b"x" * 2000])
