@@ -25,9 +25,10 @@ A row fails, and only that row, for text that is no UTF-8, a time beyond the yea
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree
+from cpython.mem cimport PyMem_RawFree
 from libc.math cimport fabs, isfinite, isnan
 from libc.stdint cimport INT64_MAX, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free
 from libc.string cimport memcpy, memmove, memset, strlen
 
 from fastprod._core._arrow_tree cimport *
@@ -36,6 +37,7 @@ from fastprod._core._encoded cimport Encoded, encoded_of, finish_row, out_put, o
 cdef extern from *:
     """
     #include <charconv>
+    #include <stdlib.h>
 
     /* The fewest digits that read back as the same number, as d.ddde+xx. */
     static inline char* fp_shortest64(char* to, double number) {
@@ -67,6 +69,7 @@ cdef extern from *:
         "40414243444546474849505152535455565758596061626364656667686970717273747576777879"
         "8081828384858687888990919293949596979899";
     """
+    void* aligned_alloc(size_t alignment, size_t size) noexcept nogil
     char* fp_shortest64(char* to, double number) noexcept nogil
     char* fp_shortest32(char* to, float number) noexcept nogil
     char* fp_two_digits(char* to, double number) noexcept nogil
@@ -97,10 +100,12 @@ cdef const char* HEX = "0123456789ABCDEF"          # upper case, as Jackson has 
 cdef const char* BASE64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 
 
-ctypedef struct prefix_t:
+ctypedef struct prefix_t:     # as large as a cache line, and aligned to one
     char short[PREFIX_BYTES]  # ,"name": of a field, if it is short
     const char* text          # the same, whatever its size; owned by Plan.texts
     int64_t size
+    int64_t room              # that this field and those behind it take at most, but for long values
+    int64_t unused
 
 
 ctypedef struct settings_t:
@@ -140,17 +145,17 @@ cdef class Plan:
         self.texts = []
 
     def __dealloc__(self):
-        PyMem_RawFree(self.prefixes)
+        free(self.prefixes)
 
     cdef int prepare(self, Tree tree) except -1:
         self.tree = tree
-        self.prefixes = <prefix_t*> PyMem_RawCalloc(max(count_nodes(&tree.root), 1), sizeof(prefix_t))
+        self.prefixes = <prefix_t*> aligned_alloc(sizeof(prefix_t), count_nodes(&tree.root) * sizeof(prefix_t))
         if self.prefixes == NULL:
             raise MemoryError
         return self.visit(&tree.root)
 
     cdef int visit(self, node_t* node) except -1:
-        cdef int64_t i
+        cdef int64_t i, room = 0
         cdef prefix_t* prefix
         cdef out_t out
         cdef bytes text
@@ -171,6 +176,11 @@ cdef class Plan:
                 self.row_bytes += prefix.size + VALUE_BYTES
                 node.children[i].plan = prefix
             self.visit(&node.children[i])
+        if node.kind == KIND_STRUCT:
+            for i in range(node.child_count - 1, -1, -1):
+                prefix = <prefix_t*> node.children[i].plan
+                room += prefix.size + PREFIX_BYTES + NUMBER_BYTES
+                prefix.room = room
         if node.kind == KIND_MAP:
             self.check_key(node, &node.children[0].children[0])
         return 0
@@ -273,63 +283,73 @@ cdef int put_struct(
     cdef const node_t* child
     cdef const prefix_t* prefix
     cdef const char* data
-    cdef char* to
+    cdef char* to  # where out.size is behind, to spare writing and reading it for every field
+    cdef char* short
+    if node.child_count and out_reserve(out, (<const prefix_t*> node.children[0].plan).room):
+        return NO_MEMORY
+    to = out.data + start
     for i in range(node.child_count):
         prefix = <const prefix_t*> node.children[i].plan
         at = row
         child = resolve(&node.children[i], &at)
         if child == NULL and not settings.nulls:
             continue
-        if out_reserve(out, prefix.size + PREFIX_BYTES + NUMBER_BYTES):
-            return NO_MEMORY
-        to = out.data + out.size
         if prefix.size <= PREFIX_BYTES:
             memcpy(to, prefix.short, PREFIX_BYTES)
         else:
             memcpy(to, prefix.text, prefix.size)
         to += prefix.size
-        out.size += prefix.size
         if child == NULL:
-            status = out_put(out, b"null", 4)
-        elif child.kind == KIND_STRING:  # what most fields are is written here; put_value can do all of it
+            memcpy(to, b"null", 4)
+            to += 4
+            continue
+        if child.kind == KIND_STRING:  # what most fields are is written here; put_value can do all of it
             get_bytes(child, at, &data, &size)
             if size <= 16 and child.layout <= LAYOUT_OFFSETS64 and data + 16 <= child.data + child.limit:
-                status = put_short(out, data, size)
-            else:
-                status = put_string(out, data, size)
-            if status == BAD_UTF8:
-                work.node = child
-                work.row = at
+                short = put_short(to, data, size)
+                if short != NULL:
+                    to = short
+                    continue
         elif child.kind == KIND_INT64:
-            out.size = put_signed(to, load64(child.data, at)) - out.data
+            to = put_signed(to, load64(child.data, at))
             continue
         elif child.kind == KIND_INT32:
-            out.size = put_signed(to, load32(child.data, at)) - out.data
+            to = put_signed(to, load32(child.data, at))
             continue
         elif child.kind == KIND_DOUBLE:
-            out.size = put_double(to, load_double(child.data, at)) - out.data
+            to = put_double(to, load_double(child.data, at))
             continue
         elif child.kind == KIND_BOOL:
             truth = get_bool(child, at)
             memcpy(to, b"true    " if truth else b"false   ", 8)
-            out.size += 5 - truth
+            to += 5 - truth
             continue
         elif child.kind == KIND_DECIMAL:
-            out.size = put_decimal(to, child, at) - out.data
+            to = put_decimal(to, child, at)
             continue
         elif child.kind == KIND_TIMESTAMP and child.unit == UNIT_MICRO:  # which is never out of range
-            out.size = put_timestamp(to, child, load64(child.data, at), settings, work) - out.data
+            to = put_timestamp(to, child, load64(child.data, at), settings, work)
             continue
         elif child.kind == KIND_DATE32:
             to[0] = b'"'
             to = put_date(to + 1, load32(child.data, at), work)
             to[0] = b'"'
-            out.size = to + 1 - out.data
+            to += 1
             continue
+        out.size = to - out.data
+        if child.kind == KIND_STRING:
+            status = put_string(out, data, size)
+            if status == BAD_UTF8:
+                work.node = child
+                work.row = at
         else:
             status = put_value(out, child, at, settings, work)
         if status != OK:
             return status
+        if out_reserve(out, prefix.room):  # for those behind it
+            return NO_MEMORY
+        to = out.data + out.size
+    out.size = to - out.data
     return close(out, start, b"{", b"}")
 
 
@@ -1047,11 +1067,10 @@ cdef inline uint64_t specials(uint64_t word) noexcept nogil:
     ) & 0x8080808080808080ULL
 
 
-cdef inline int put_short(out_t* out, const char* data, int64_t size) noexcept nogil:
+cdef inline char* put_short(char* to, const char* data, int64_t size) noexcept nogil:
     """put_string for up to 16 bytes where 16 can be read, and there is room for them: without a loop or a branch that
-    depends on the size. What is behind the text counts as spaces."""
+    depends on the size. What is behind the text counts as spaces. NULL if it is not as simple as that."""
     cdef uint64_t first, second, mask, spaces = 0x2020202020202020ULL
-    cdef char* to = out.data + out.size
     memcpy(&first, data, 8)
     memcpy(&second, data + 8, 8)
     memcpy(&mask, fp_masks + 16 - size, 8)
@@ -1059,15 +1078,14 @@ cdef inline int put_short(out_t* out, const char* data, int64_t size) noexcept n
     memcpy(&mask, fp_masks + 24 - size, 8)
     second = (second & mask) | (spaces & ~mask)
     if specials(first) | specials(second):
-        return put_escaped(out, data, size)
+        return NULL
     if (first | second) & 0x8080808080808080ULL and not is_utf8(data, size):
-        return BAD_UTF8
+        return NULL
     to[0] = b'"'
     memcpy(to + 1, &first, 8)
     memcpy(to + 9, &second, 8)
     to[size + 1] = b'"'
-    out.size += size + 2
-    return OK
+    return to + size + 2
 
 
 cdef int put_string(out_t* out, const char* data, int64_t size) noexcept nogil:
@@ -1192,13 +1210,15 @@ cdef bint is_utf8(const char* text, int64_t size) noexcept nogil:
     cdef int64_t run, i = 0
     cdef uint64_t word
     while i < size:
-        if <uint8_t> text[i] < 0x80:
-            i += 1
-            while i + 8 <= size:
-                memcpy(&word, text + i, 8)
-                if word & 0x8080808080808080ULL:
-                    break
+        if i + 8 <= size:
+            memcpy(&word, text + i, 8)
+            word &= 0x8080808080808080ULL
+            if word == 0:
                 i += 8
+                continue
+            i += fp_ctz(word) >> 3  # the first byte that is not ASCII
+        elif <uint8_t> text[i] < 0x80:
+            i += 1
             continue
         run = utf8_run(text + i, size - i)
         if run == 0:
