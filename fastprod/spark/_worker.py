@@ -61,10 +61,6 @@ _producers: dict[tuple[int, str], Producer] = {}  # by process (a fork starts wi
 def borrow(sink: Sink) -> Producer:
     """This worker's producer for a configuration, new or from an earlier task."""
     pid = os.getpid()
-    if not _producers:
-        # Spark collects garbage after every task. With all that is imported that takes 20 to 40 ms, as long as sending
-        # 100,000 rows; what is there before the first task stays, and need not be looked through each time.
-        gc.freeze()
     # A producer that waits for the next task need not complain when brokers close its connections.
     producer = _producers.pop((pid, sink.key), None) or LevelProducer(
         {"log.connection.close": False, **sink.config}, sink.levels
@@ -178,6 +174,8 @@ def in_task(
     context = TaskContext.get()
     number, attempt = (context.partitionId(), context.attemptNumber()) if context is not None else (0, 0)
     report = TaskReport(number, attempt, started=time.time())
+    if context is not None:
+        _spare_collector()
     if sink.job is not None:
         if sink.claim == PENDING:
             sink = _claimed(sink, context)
@@ -199,6 +197,18 @@ def in_task(
     except BaseException:
         discard(sink)
         raise
+
+
+_spared = False
+
+
+def _spare_collector() -> None:
+    """Spark collects garbage after every task. With all that is imported that takes 20 to 40 ms, as long as sending
+    100,000 rows: what is there before the worker's first task stays, and need not be looked through each time."""
+    global _spared
+    if not _spared:
+        _spared = True
+        gc.freeze()
 
 
 _last: tuple[int, str | None, int | None, int] | None = None  # what this worker has written last
