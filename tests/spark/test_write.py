@@ -324,7 +324,14 @@ def test_partition_writer_names_a_wrong_config_on_the_driver() -> None:
 def test_files_that_only_executors_have_are_not_looked_for_on_the_driver(spark, topic) -> None:
     df = spark.range(1).selectExpr("'v' AS value")
     settings = {"bootstrap.servers": "x:1", "security.protocol": "ssl", "ssl.ca.location": "only-there.pem"}
-    assert fastprod.spark._plan.plan(df.schema, topic, settings).config == settings
+    assert fastprod.spark._plan.plan(df.schema, topic, settings).config == {"linger.ms": 50, **settings}
+
+
+def test_rows_linger_for_as_long_as_the_user_says(spark, topic) -> None:
+    df = spark.range(1).selectExpr("'v' AS value")
+    for name in ("linger.ms", "queue.buffering.max.ms"):
+        settings = {"bootstrap.servers": "x:1", name: 7}
+        assert fastprod.spark._plan.plan(df.schema, topic, settings, check=False).config == settings
 
 
 def test_secrets_stay_out_of_plans_logs_errors_and_reports(spark, mock, topic) -> None:
