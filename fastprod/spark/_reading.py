@@ -379,7 +379,7 @@ class _LineEnds:
     """A stream that never ends a block between a carriage return and its line feed.
 
     pyarrow's CSV reader takes a line feed there for the rest of a row's end, and drops it, also where it is a part of
-    a quoted value.
+    a quoted value (apache/arrow#51368).
     """
 
     closed = False
