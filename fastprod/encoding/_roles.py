@@ -128,12 +128,14 @@ def _blocks(batches: Any, roles: Roles, topics: Topics | None, schema: Any) -> I
     needed = roles.needed(schema, topics is not None)
     start = 0
     for batch in batches:
-        if not isinstance(batches, list):  # of a reader, which may bring anything
-            if not batch.schema.equals(schema):
-                raise ValueError(f"row {start} begins a batch with the columns {batch.schema}, which are not {schema}")
-            Tree(batch.select(needed))
+        read = not isinstance(batches, list)  # by a reader, which may bring anything
+        if read and not batch.schema.equals(schema):
+            raise ValueError(f"row {start} begins a batch with the columns {batch.schema}, which are not {schema}")
+        own = batch.select(needed)
+        if read:
+            Tree(own)
             _block(batch, start, roles, topics, encoded=False)
-        step = min(SLICE_ROWS, max(1, SLICE_BYTES * batch.num_rows // max(batch.nbytes, 1)))
+        step = min(SLICE_ROWS, max(1, SLICE_BYTES * batch.num_rows // max(own.nbytes, 1)))
         for first in range(0, batch.num_rows, step):
             part = batch.slice(first, step)
             yield _block(part, start + first, roles, topics, encoded=True)

@@ -277,7 +277,7 @@ def test_a_name_with_a_nul_is_refused() -> None:
 def test_a_reader_whose_batches_differ_or_are_wrong_is_refused_batch_by_batch(
     producer: Any, cluster: MockCluster
 ) -> None:
-    first, other = pa.record_batch({"a": [1, 2]}), pa.record_batch({"b": ["x"]})
+    first, other = pa.record_batch({"a": [1, 2], "c": [3, 4]}), pa.record_batch({"b": ["x"]})
     reader = pa.RecordBatchReader.from_batches(first.schema, iter([first, other]))
     with pytest.raises(ValueError, match="row 2 begins a batch with the columns"):
         producer.produce_arrow(reader, "u", value=Json())
@@ -354,3 +354,11 @@ def plain_type(kind: Any) -> Any:
     if pa.types.is_map(kind):
         return pa.map_(kind.key_type, plain_type(kind.item_type))
     return pa.list_(plain_type(kind.value_type)) if pa.types.is_nested(kind) else kind
+
+
+def test_columns_that_are_left_out_do_not_make_slices_smaller() -> None:
+    """Nor is their memory looked at, which nobody has checked."""
+    table = pa.table({"n": range(1000), "large": ["x" * 5000] * 1000})
+    assert table.nbytes > 4 * _roles.SLICE_BYTES
+    assert len(list(_roles.blocks(table, "t", _roles.Roles.of(Json(["n"]), "n", None, None, None)))) == 1
+    assert len(list(_roles.blocks(table, "t", _roles.Roles.of(Json(), "n", None, None, None)))) > 1
