@@ -1,7 +1,7 @@
 from typing import Any
 
 class Tree:
-    """A record batch, or array of structs, as C code sees it. An invalid array is a ValueError."""
+    """A record batch, array of structs, or schema, as C code sees it. An invalid array is a ValueError."""
 
     def __init__(self, batch: Any) -> None: ...
     def __len__(self) -> int: ...

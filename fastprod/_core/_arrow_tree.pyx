@@ -12,7 +12,8 @@ offset of each. Everything in between is checked here, for the rows that can be 
 dictionaries, ends of runs. From then on no function of the .pxd compares anything. That holds as long as nobody writes
 into the buffers: a Tree lives for one call, and memory that somebody changes meanwhile is as unsafe here as in pyarrow.
 
-Extension types count as their storage. Unions are refused, and so is what is nested deeper than MAX_DEPTH.
+Extension types count as their storage. Unions are refused, and so is what is nested deeper than MAX_DEPTH. A Tree of a
+schema has all its nodes and no rows: that is how a type is checked before there is an array of it.
 """
 
 from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree
@@ -25,6 +26,8 @@ import struct
 
 cdef int MAX_DEPTH = 64       # of lists, structs and the like in each other
 cdef char no_bytes = 0        # what an empty buffer without an address points at
+cdef ArrowArray no_array      # stands for every array below a schema, by its address
+memset(&no_array, 0, sizeof(ArrowArray))
 
 # Formats of the C data interface that are one word: kind, bytes per element
 cdef dict PLAIN = {
@@ -73,34 +76,37 @@ cdef dict UNITS = {b"s": UNIT_SECOND, b"m": UNIT_MILLI, b"u": UNIT_MICRO, b"n": 
 
 
 cdef class Tree:
-    """A record batch whose rows C code can read; made by `tree_of`, or `Tree(batch)` in Python."""
+    """A record batch whose rows C code can read; made by `tree_of`, or `Tree(batch)` in Python. Or a schema."""
 
     def __cinit__(self, batch):
         memset(&self.root, 0, sizeof(node_t))
 
     def __init__(self, batch):
-        cdef int64_t row = 0
-        cdef const node_t* wrong
+        cdef int64_t i, row = 0
+        cdef const node_t* wrong = NULL
+        cdef const ArrowArray* array = &no_array
         if self.batch is not None:
             raise RuntimeError("a Tree is filled only once")
-        try:
-            batch.validate()
-        except ValueError as error:
-            raise ValueError(f"this is an invalid Arrow array: {error}") from None
         self.batch = batch
-        self.schema_capsule, self.array_capsule = batch.__arrow_c_array__()
+        if hasattr(batch, "__arrow_c_array__"):
+            try:
+                batch.validate()
+            except ValueError as error:
+                raise ValueError(f"this is an invalid Arrow array: {error}") from None
+            self.schema_capsule, self.array_capsule = batch.__arrow_c_array__()
+            array = <ArrowArray*> PyCapsule_GetPointer(self.array_capsule, "arrow_array")
+        else:
+            self.schema_capsule = batch.__arrow_c_schema__()
         self.build(
-            &self.root,
-            <ArrowSchema*> PyCapsule_GetPointer(self.schema_capsule, "arrow_schema"),
-            <ArrowArray*> PyCapsule_GetPointer(self.array_capsule, "arrow_array"),
-            0,
-            -1,
-            (),
+            &self.root, <ArrowSchema*> PyCapsule_GetPointer(self.schema_capsule, "arrow_schema"), array, 0, -1, ()
         )
         if self.root.kind != KIND_STRUCT:
             raise TypeError(f"expected a record batch or an array of structs, not Arrow {batch.type}")
         with nogil:
-            wrong = first_invalid(&self.root, 0, self.root.length, &row)
+            for i in range(self.root.child_count):  # of all rows: nobody asks whether a row is null as a whole
+                wrong = first_invalid(&self.root.children[i], 0, self.root.length, &row, NULL)
+                if wrong != NULL:
+                    break
         if wrong != NULL:
             raise ValueError(
                 f"column {self.path(wrong)!r} is an invalid Arrow array: "
@@ -199,6 +205,8 @@ cdef class Tree:
         if node.layout == LAYOUT_VIEWS:
             node.width = 16
             node.data = self.buffer(node, array, 1, first * 16, path)
+            if array == &no_array:
+                return 0
             # Behind the views are the data buffers, and then a buffer with their sizes
             node.buffer_count = max(array.n_buffers - 3, 0)
             node.buffers = <const char**> &array.buffers[2]
@@ -222,6 +230,7 @@ cdef class Tree:
         self, node_t* node, const ArrowSchema* schema, const ArrowArray* array, int64_t first, tuple path
     ) except -1:
         cdef int64_t i, shift = 0, length = -1, expected = 1
+        cdef const ArrowArray* below
         if node.kind == KIND_STRUCT:
             expected, shift, length = schema.n_children, first, node.length
         elif node.kind == KIND_RUNS:
@@ -236,12 +245,13 @@ cdef class Tree:
             node.offsets = self.buffer(node, array, 1, first * i, path)
             if node.layout == LAYOUT_SPANS32 or node.layout == LAYOUT_SPANS64:
                 node.sizes = self.buffer(node, array, 2, first * i, path)
-        if schema.n_children != expected or array.n_children != expected:
+        if schema.n_children != expected or (array != &no_array and array.n_children != expected):
             raise invalid(path, f"it has {array.n_children} children, not {expected}")
         self.allocate_children(node, expected)
         for i in range(expected):
             name = (schema.children[i].name or b"").decode("utf-8", "replace")
-            self.build(&node.children[i], schema.children[i], array.children[i], shift, length, (*path, name))
+            below = &no_array if array == &no_array else array.children[i]
+            self.build(&node.children[i], schema.children[i], below, shift, length, (*path, name))
         if node.kind == KIND_MAP and (node.children[0].kind != KIND_STRUCT or node.children[0].child_count != 2):
             raise invalid(path, "the entries of a map must have a key and a value")
         if node.kind == KIND_RUNS and not KIND_INT16 <= node.children[0].kind <= KIND_INT64:
@@ -251,15 +261,16 @@ cdef class Tree:
     cdef int build_dictionary(
         self, node_t* node, const ArrowSchema* schema, const ArrowArray* array, int64_t first, tuple path
     ) except -1:
+        cdef const ArrowArray* values = &no_array if array == &no_array else array.dictionary
         node.kind = KIND_DICTIONARY
         node.index_kind, node.width = PLAIN.get(<bytes> schema.format, (KIND_NULL, 0))
-        if not KIND_INT8 <= node.index_kind <= KIND_UINT64 or array.dictionary == NULL:
+        if not KIND_INT8 <= node.index_kind <= KIND_UINT64 or values == NULL:
             raise invalid(path, "the indices of a dictionary must be integers")
         if array.null_count != 0 and node.length:
             node.validity = <const uint8_t*> array.buffers[0]
         node.data = self.buffer(node, array, 1, first * node.width, path)
         self.allocate_children(node, 1)
-        return self.build(&node.children[0], schema.dictionary, array.dictionary, 0, -1, path)
+        return self.build(&node.children[0], schema.dictionary, values, 0, -1, path)
 
     cdef int allocate_children(self, node_t* node, int64_t count) except -1:
         node.children = <node_t*> PyMem_RawCalloc(max(count, 1), sizeof(node_t))
@@ -344,9 +355,26 @@ cdef list path_to(const node_t* node, const node_t* wanted):
     return None
 
 
-cdef const node_t* first_invalid(const node_t* node, int64_t start, int64_t stop, int64_t* where) noexcept nogil:
+ctypedef struct above_t:
+    const node_t* node    # a struct, whose rows are those of its fields
+    const above_t* above  # the struct that it is a field of, or NULL
+
+
+cdef bint is_hidden(const above_t* above, int64_t row) noexcept nogil:
+    """Whether a field's row is never read, since a struct above it is null. pyarrow leaves anything there."""
+    while above != NULL:
+        if is_null(above.node, row):
+            return True
+        above = above.above
+    return False
+
+
+cdef const node_t* first_invalid(
+    const node_t* node, int64_t start, int64_t stop, int64_t* where, const above_t* above
+) noexcept nogil:
     """The first node with an element among the rows from `start` to `stop` that leads out of bounds, or NULL."""
     cdef int64_t i, low, high
+    cdef above_t own
     cdef const node_t* found = NULL
     cdef const node_t* child = node.children
     if start >= stop:
@@ -355,8 +383,10 @@ cdef const node_t* first_invalid(const node_t* node, int64_t start, int64_t stop
         where[0] = start
         return node
     if node.kind == KIND_STRUCT:
+        own.node = node
+        own.above = above
         for i in range(node.child_count):
-            found = first_invalid(&node.children[i], start, stop, where)
+            found = first_invalid(&node.children[i], start, stop, where, &own)
             if found != NULL:
                 return found
     elif node.kind == KIND_STRING or node.kind == KIND_BINARY:
@@ -373,13 +403,13 @@ cdef const node_t* first_invalid(const node_t* node, int64_t start, int64_t stop
                 return node
         elif offsets_wrong(node, start, stop, child.length, where, &low, &high):
             return node
-        return first_invalid(child, low, high, where)
+        return first_invalid(child, low, high, where, NULL)
     elif node.kind == KIND_DICTIONARY:
         for i in range(start, stop):
-            if not is_null(node, i) and not 0 <= dictionary_row(node, i) < child.length:
+            if not is_null(node, i) and not 0 <= dictionary_row(node, i) < child.length and not is_hidden(above, i):
                 where[0] = i
                 return node
-        return first_invalid(child, 0, child.length, where)
+        return first_invalid(child, 0, child.length, where, NULL)
     elif node.kind == KIND_RUNS:
         high = 0
         for i in range(child.length):
@@ -390,7 +420,7 @@ cdef const node_t* first_invalid(const node_t* node, int64_t start, int64_t stop
         if child.length == 0 or high <= low or high < node.bit + stop or node.children[1].length < child.length:
             where[0] = 0
             return node
-        return first_invalid(&node.children[1], 0, child.length, where)
+        return first_invalid(&node.children[1], 0, child.length, where, NULL)
     return NULL
 
 

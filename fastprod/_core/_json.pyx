@@ -754,7 +754,8 @@ cdef char* put_decimal(char* to, const node_t* node, int64_t row) noexcept nogil
     cdef fp_uint128 part
     cdef char digits[112]  # 78 of the largest number, from behind; then room for copies of a fixed size
     cdef int64_t small = 0
-    cdef int i, used = 1, at = 80, count, point
+    cdef int i, used = 1, at = 80, count
+    cdef int64_t point  # a scale has 32 bits
     cdef bint negative
     if node.width <= 8:
         small = load32(node.data, row) if node.width == 4 else load64(node.data, row)
@@ -802,7 +803,7 @@ cdef char* put_decimal(char* to, const node_t* node, int64_t row) noexcept nogil
         while digits[at] == b"0":
             at += 1
         count = 80 - at
-    point = count - node.scale  # digits in front of the point
+    point = <int64_t> count - node.scale  # digits in front of the point
     if node.scale > 0 and count <= 20 and point > 0:  # what most are
         memcpy(to, digits + at, 24)
         to[point] = b"."

@@ -31,7 +31,10 @@ def __getattr__(name: str) -> Any:
 
 @runtime_checkable
 class Encoder(Protocol):
-    """Makes a column of keys or values of the rows of a record batch."""
+    """Makes a column of keys or values of the rows of a record batch.
+
+    It may also have `taken(schema)`, the schema of the columns that it needs: only these are then looked at.
+    """
 
     def check(self, schema: Any) -> None:
         """Raises TypeError or ValueError, naming the column, if batches of this Arrow schema cannot be encoded.

@@ -23,6 +23,7 @@ NAMED = ("record", "enum", "fixed", "error")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 COLUMN = "arrow.name"  # property of a derived field: the column's name, where Avro does not allow it
 DEEPEST = 32  # levels of lists, maps and records in one another
+DIGITS = 76  # of the widest decimal that Arrow has
 MISSING: Any = object()
 
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -93,7 +94,7 @@ class Step:
     multiply: int = 1
     divide: int = 1
     size: int = 0  # fixed: bytes
-    limit: int = 0  # decimal: 10 to the precision where a row may exceed it, else 0
+    limit: int = 0  # decimal: 10 to the precision
     data: bytes = b""  # constant
     symbols: list[bytes] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
@@ -578,14 +579,17 @@ class _Matching:
             self.refuse(
                 avro, arrow, step.path, f"{-raised} digits behind the point would be lost; round the column first"
             )
+        if raised > DIGITS:
+            more = f"its scale is more than {DIGITS} digits larger; cast the column to another, or leave it out"
+            self.refuse(avro, arrow, step.path, more)
         step.op = "decimal"
-        step.multiply = 10**raised  # 76 digits at most, as Arrow's widest decimal
+        step.multiply = 10**raised
+        # Also where the column's type has no more digits: Arrow does not look whether its values keep to that
+        step.limit = 10 ** min(avro.precision, DIGITS + 1)
         step.size = avro.size if avro.kind == "fixed" else -1
         step.cost = max(step.cost, WIDENED if raised else EXACT)
         if precision + raised > avro.precision:
-            step.limit, step.cost = 10**avro.precision, CHECKED
-        if raised > 76:
-            self.refuse(avro, arrow, step.path, "its scale is more than 76 digits larger")
+            step.cost = CHECKED
 
 
 def _plain(arrow: Any) -> Any:

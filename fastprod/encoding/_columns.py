@@ -1,4 +1,4 @@
-"""Which columns of a batch an encoder takes."""
+"""Which columns of a batch, or of its schema, an encoder takes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from typing import Any
 
 
-def selected(batch: Any, columns: Iterable[str] | None, exclude: Iterable[str] | None) -> Any:
-    """The batch with these columns only, in this order; copies nothing. ValueError for a name that does not fit."""
+def selected(data: Any, columns: Iterable[str] | None, exclude: Iterable[str] | None) -> Any:
+    """The batch or schema with these columns only, in this order; copies nothing. ValueError for a name not in it."""
     if columns is None and exclude is None:
-        return batch
-    names = batch.schema.names
+        return data
+    schema = getattr(data, "schema", data)
+    names = schema.names
     for given in (*(columns or ()), *(exclude or ())):
         if given not in names:
             raise ValueError(f"there is no column {given!r}; the columns are {names}")
@@ -26,4 +27,8 @@ def selected(batch: Any, columns: Iterable[str] | None, exclude: Iterable[str] |
         places = [names.index(name) for name in wanted if name not in left]
     if not places:
         raise ValueError(f"no column is left of {names}")
-    return batch.select(places)
+    if data is schema:
+        import pyarrow as pa
+
+        return pa.schema([schema.field(place) for place in places])
+    return data.select(places)

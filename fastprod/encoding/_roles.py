@@ -5,7 +5,8 @@
 Values are encoded a slice at a time, while those of the slices before are sent: the encoded bytes stay in the
 processor's cache until they are copied, and a call takes no more memory for them than a few slices. What can be
 checked without encoding, types, names and whether the elements of arrays lie within their buffers, is checked for the
-whole call before any of it is accepted; with a reader, for each of its batches.
+whole call before any of it is accepted; with a reader, for each of its batches. Columns that no role needs are not
+looked at.
 """
 
 from __future__ import annotations
@@ -46,6 +47,16 @@ class Roles(NamedTuple):
         if self.value is not None:
             return self
         return Roles(*(name if one is None and name in schema.names else one for name, one in self._asdict().items()))
+
+    def needed(self, schema: Any, by_row: bool) -> list[int]:
+        """Places of the columns that a part of a record, or with `by_row` its topic, is made of."""
+        names = {"topic", "priority"} if by_row else set()
+        for one in self:
+            if isinstance(one, str):
+                names.add(one)
+            elif one is not None:
+                names.update(one.taken(schema).names if hasattr(one, "taken") else schema.names)
+        return [place for place, name in enumerate(schema.names) if name in names]
 
 
 Topics = Callable[[Any], Any]  # a column of names for a batch
@@ -96,9 +107,10 @@ def blocks(source: Any, topic: str | None, roles: Roles, topics: Topics | None =
     made = _blocks(batches.batches, roles, topics, batches.schema)
     if not isinstance(batches.batches, list):
         return _vouched(made) if vouched else made
+    needed = roles.needed(batches.schema, topics is not None)
     start = 0
     for batch in batches.batches:  # what is made here is thrown away: it was only to see whether it can be
-        Tree(batch)
+        Tree(batch.select(needed))
         _block(batch, start, roles, topics, encoded=False)
         start += batch.num_rows
     return _vouched(made) if vouched else made
@@ -113,14 +125,17 @@ def _topic_column(batch: Any) -> Any:
 
 
 def _blocks(batches: Any, roles: Roles, topics: Topics | None, schema: Any) -> Iterator[_bulk.Block]:
+    needed = roles.needed(schema, topics is not None)
     start = 0
     for batch in batches:
-        if not isinstance(batches, list):  # of a reader, which may bring anything
-            if not batch.schema.equals(schema):
-                raise ValueError(f"row {start} begins a batch with the columns {batch.schema}, which are not {schema}")
-            Tree(batch)
+        read = not isinstance(batches, list)  # by a reader, which may bring anything
+        if read and not batch.schema.equals(schema):
+            raise ValueError(f"row {start} begins a batch with the columns {batch.schema}, which are not {schema}")
+        own = batch.select(needed)
+        if read:
+            Tree(own)
             _block(batch, start, roles, topics, encoded=False)
-        step = min(SLICE_ROWS, max(1, SLICE_BYTES * batch.num_rows // max(batch.nbytes, 1)))
+        step = min(SLICE_ROWS, max(1, SLICE_BYTES * batch.num_rows // max(own.nbytes, 1)))
         for first in range(0, batch.num_rows, step):
             part = batch.slice(first, step)
             yield _block(part, start + first, roles, topics, encoded=True)

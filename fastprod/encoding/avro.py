@@ -173,7 +173,7 @@ class Avro:
     def _settle(self, arrow_schema: Any) -> tuple[Any, Avro]:
         text, derived = self._text, self._text == DERIVE
         if derived:
-            chosen = self._chosen(arrow_schema)
+            chosen = self.taken(arrow_schema)
             text = json.dumps(
                 avro_schema.derive(chosen, self._name, self._namespace, sanitise=self._names == "sanitise")
             )
@@ -220,11 +220,9 @@ class Avro:
             ) from None
         return str(text), named, int(number)
 
-    def _chosen(self, schema: Any) -> Any:
-        """The Arrow schema of the columns that are encoded."""
-        if self._columns is None and self._exclude is None:
-            return schema
-        return selected(schema.empty_table(), self._columns, self._exclude).schema
+    def taken(self, data: Any) -> Any:
+        """The columns of a batch or Arrow schema that are encoded."""
+        return selected(data, self._columns, self._exclude)
 
     def _plan(self, schema: Any) -> Any:
         """The compiled plan for an Arrow schema; the last one is kept, since many batches have one."""
@@ -236,7 +234,7 @@ class Avro:
         assert self._text is not None
         avro = avro_schema.parse(self._text, self._named)
         rules = avro_schema.Rules(self._extra == "ignore", self._times == "truncate", self._naive == "utc")
-        step = avro_schema.plan(avro, self._chosen(schema), rules)
+        step = avro_schema.plan(avro, self.taken(schema), rules)
         prefix = b""
         if self._wire == "confluent":
             prefix = b"\0" + (self._id or 0).to_bytes(4, "big")
@@ -283,7 +281,7 @@ class Avro:
 
     def _encode(self, batch: Any, run: Callable[[Any, Any], Any]) -> Any:
         made = self.resolve(batch.schema)
-        return run(made._plan(batch.schema), selected(batch, self._columns, self._exclude))
+        return run(made._plan(batch.schema), self.taken(batch))
 
 
 def _array(plan: Any, batch: Any, base: int = 0) -> Any:

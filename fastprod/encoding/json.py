@@ -63,17 +63,18 @@ class Json:
 
     def check(self, schema: Any) -> None:
         """Raises TypeError or ValueError, naming the column, if rows of this Arrow schema cannot be written."""
-        import pyarrow as pa
-
-        for name in schema.names:
+        for name in self.taken(schema).names:
             if "\0" in name:
                 raise ValueError(f"column {name!r} has a NUL in its name, where Arrow ends it: rename it")
-        self._encoded(pa.RecordBatch.from_arrays([pa.nulls(0, kind) for kind in schema.types], schema=schema))
+        self._encoded(schema)
+
+    def taken(self, data: Any) -> Any:
+        """The columns of a batch or schema that are written."""
+        return selected(data, self.columns, self.exclude)
 
     def encode_column(self, batch: Any, name: str = "value", base: int = 0) -> Column:
         """The rows of a RecordBatch as a column of a bulk call, in which bad ones fail alone."""
         return self._encoded(batch).column(name, base)
 
-    def _encoded(self, batch: Any) -> Encoded:
-        batch = selected(batch, self.columns, self.exclude)
-        return _json.encode(batch, self.nulls, self.fraction, zone_of(self.timezone))
+    def _encoded(self, data: Any) -> Encoded:
+        return _json.encode(self.taken(data), self.nulls, self.fraction, zone_of(self.timezone))

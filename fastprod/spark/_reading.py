@@ -349,6 +349,7 @@ def open_csv(stream: Any, text: TextOptions, schema: pa.Schema | None) -> Any:
     As in Spark, a field without anything in it is null, and one with empty quotes an empty text. Quoted fields may
     hold line ends.
     """
+    import pyarrow as pa
     from pyarrow import csv
 
     read: dict[str, Any] = {"use_threads": False, "block_size": BLOCK}
@@ -364,11 +365,35 @@ def open_csv(stream: Any, text: TextOptions, schema: pa.Schema | None) -> Any:
     if schema is not None:
         convert["column_types"] = schema
         convert["include_columns"] = schema.names
+    if "encoding" in read:  # made UTF-8 here, so that what looks at the bytes knows what they mean
+        stream = pa.transcoding_input_stream(stream, read.pop("encoding"), "utf-8")
+    stream = _LineEnds(stream)
     quote = parse.get("quote_char", '"')
-    # Quotes that are escaped, or in rows that are left out, or in other encodings, cannot be counted.
-    if quote and not {"escape_char", "encoding", "skip_rows"} & text.csv.keys():
+    # Quotes that are escaped, or in rows that are left out, cannot be counted.
+    if quote and not {"escape_char", "skip_rows"} & text.csv.keys():
         stream = _Quotes(stream, quote.encode())
     return csv.open_csv(stream, csv.ReadOptions(**read), csv.ParseOptions(**parse), csv.ConvertOptions(**convert))
+
+
+class _LineEnds:
+    """A stream that never ends a block between a carriage return and its line feed.
+
+    pyarrow's CSV reader takes a line feed there for the rest of a row's end, and drops it, also where it is a part of
+    a quoted value (apache/arrow#51368).
+    """
+
+    closed = False
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._kept = b""  # a carriage return that the last block would have ended with
+
+    def read(self, size: int) -> bytes:
+        block = self._kept + bytes(self._stream.read(size - len(self._kept)))
+        if block == b"\r":  # no more than that was there, or nothing is
+            block += bytes(self._stream.read(size - 1))
+        self._kept = b"\r" if len(block) > 1 and block.endswith(b"\r") else b""
+        return block[:-1] if self._kept else block
 
 
 class _Quotes:

@@ -107,7 +107,8 @@ class Shape:
 
         own = schema if self.columns is None else pa.schema([schema.field(name) for name in self.columns])
         made = replace(self, value=settle(self.value, own), key=settle(self.key, schema))
-        none = pa.RecordBatch.from_arrays([pa.nulls(0, one.type) for one in schema], schema=schema)
+        whole = {name for name, argument in self.named().items() if argument != "columns"}  # what needs no encoder
+        none = pa.record_batch({name: pa.nulls(0, schema.field(name).type) for name in schema.names if name in whole})
         parts = {"value": pa.nulls(0), **made._parts(none)}
         _bulk.check_schema(pa.schema({name: part.type for name, part in parts.items()}), "")
         return made

@@ -174,6 +174,31 @@ def test_rows_that_cannot_be_reached_are_not_looked_at():
     assert Tree(batch).rows() == [[("column", "a")], [("column", "b")]]
 
 
+def test_what_is_below_a_null_struct_cannot_be_reached_but_what_is_beside_it_can():
+    """pyarrow itself puts index 0 of an empty dictionary below structs that are null."""
+    indices = pa.array([0, 0, None], pa.int8())
+    entries = pa.DictionaryArray.from_arrays(indices, pa.array([], pa.string()), safe=False)
+    inner = pa.StructArray.from_arrays([entries], ["d"], mask=pa.array([False, True, False]))
+    outer = pa.StructArray.from_arrays([inner], ["s"], mask=pa.array([True, False, False]))
+    batch = pa.record_batch({"column": outer})
+    expected = [[("column", None)], [("column", [("s", None)])], [("column", [("s", [("d", None)])])]]
+    assert Tree(batch).rows() == expected
+    assert Tree(batch.slice(1)).rows() == expected[1:]
+    for wrong in (pa.record_batch({"column": inner}), batch.to_struct_array().field(0)):
+        with pytest.raises(ValueError, match="its element 0 is not within the bounds"):
+            Tree(wrong)
+
+
+@pytest.mark.parametrize("kind", [pa.string_view(), pa.dictionary(pa.int8(), pa.string()), pa.map_("string", "int8")])
+def test_a_schema_is_a_tree_without_rows(kind):
+    runs = pa.run_end_encoded(pa.int32(), pa.struct([("x", kind), ("y", pa.list_(kind, 3))]))
+    tree = Tree(pa.schema([("a", kind), ("b", pa.list_(runs)), ("c", pa.struct([("r", runs)]))]))
+    assert (len(tree), tree.rows()) == (0, [])
+    union = pa.dense_union([pa.field("u", kind)])
+    with pytest.raises(TypeError, match=r"column 'a\.either' is a union"):
+        Tree(pa.schema([("a", pa.struct([("either", union)]))]))
+
+
 def test_a_union_is_refused_by_name():
     union = pa.UnionArray.from_sparse(pa.array([0], pa.int8()), [pa.array([1]), pa.array(["a"])])
     structs = pa.StructArray.from_arrays([union], ["either"])

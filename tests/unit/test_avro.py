@@ -369,6 +369,53 @@ def test_decimals_of_all_widths_fit_bytes_and_fixed(width: int) -> None:
     assert one({"type": "bytes", **meant}, pa.array([5, -7])) == [decimal.Decimal(5), decimal.Decimal(-7)]
 
 
+def unscaled(kind: Any, *numbers: int) -> Any:
+    """An array of decimals, whatever its type promises: Arrow does not look at their digits."""
+    size = kind.bit_width // 8
+    data = b"".join(number.to_bytes(size, "little", signed=True) for number in numbers)
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(data)])
+
+
+@pytest.mark.parametrize("width", [32, 64, 128, 256])
+@pytest.mark.parametrize("shape", ["bytes", "fixed f(40)"])
+def test_a_decimal_with_more_digits_than_its_type_is_a_bad_row_as_in_fastavro(width: int, shape: str) -> None:
+    column = getattr(pa, f"decimal{width}")(3, 1)
+    sized = {"type": "fixed", "name": "f", "size": 40} if shape != "bytes" else {"type": "bytes"}
+    kind = {**sized, "logicalType": "decimal", "precision": 3, "scale": 1}
+    with decimal.localcontext(prec=3):
+        assert one(kind, unscaled(column, 999, -999)) == [decimal.Decimal("99.9"), decimal.Decimal("-99.9")]
+    for number in (1000, -1000, 2**31 - 1, -(2**31), 2 ** (width - 1) - 1, -(2 ** (width - 1))):
+        with decimal.localcontext(prec=100):
+            value = decimal.Decimal(number).scaleb(-1)
+        with pytest.raises(ValueError, match="precision"):
+            written(record(("v", kind)), {"v": value})
+        shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:77] + "..."
+        wanted = f"row 1 has v = {shown}, which is no Avro {shape} decimal(3, 1): too many digits"
+        assert failure(kind, unscaled(column, 1, number)) == wanted
+    with pytest.raises(ValueError, match=r"row 0 has v = Decimal\('100.0'\)"):
+        Avro(wire="bare").encode(pa.record_batch({"v": unscaled(column, 1000)}))
+
+
+@pytest.mark.parametrize("precision", [76, 77, 100, 2**31])
+def test_decimals_of_more_digits_than_arrow_has_are_written(precision: int) -> None:
+    kind = {"type": "bytes", "logicalType": "decimal", "precision": precision, "scale": 0}
+    batch = pa.record_batch({"v": unscaled(pa.decimal256(76, 0), -(10**75))})
+    data = Avro(record(("v", kind)), wire="bare").encode(batch)
+    assert read(record(("v", "bytes")), data[0].as_py())["v"] == (-(10**75)).to_bytes(32, "big", signed=True)
+
+
+@pytest.mark.parametrize("scale", [-(2**31), -(2**31) + 1, -77])
+@pytest.mark.parametrize("kind", [pa.decimal32, pa.decimal256])
+def test_a_decimal_whose_scale_asks_for_a_huge_number_is_refused_by_name(kind: Any, scale: int) -> None:
+    with pytest.raises(Mismatch, match=r"v.* its scale is more than 76 digits larger"):
+        Avro(wire="bare").check(pa.schema([("v", kind(1, scale))]))
+
+
+def test_a_decimal_of_tiny_numbers_is_written() -> None:
+    column = unscaled(pa.decimal128(2, 2**31 - 1), -42)
+    assert Avro(wire="bare").encode(pa.record_batch({"v": column})).to_pylist() == [b"\x02\x02\xd6"]
+
+
 # ---- the schema and the columns
 
 

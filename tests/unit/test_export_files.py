@@ -17,7 +17,7 @@ import pyarrow.parquet as pq  # noqa: E402
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem  # noqa: E402
 
 from fastprod.encoding import Json  # noqa: E402
-from fastprod.spark import _export, _files, _once  # noqa: E402
+from fastprod.spark import _export, _files, _once, _reading  # noqa: E402
 from fastprod.spark._files import SourceError, TextOptions  # noqa: E402
 from fastprod.spark._plan import JOB_ID  # noqa: E402
 from fastprod.spark._shape import Shape  # noqa: E402
@@ -295,3 +295,32 @@ def test_quotes_that_are_closed_escaped_or_no_quotes_are_read(tmp_path: Path) ->
     file.write_text("a,b\n1,'x\n")
     with pytest.raises(SourceError, match="quote"):
         rows(file, text=TextOptions({"quote_char": "'"}))
+
+
+@pytest.mark.parametrize("end", ["\r\n", "\n"], ids=["CRLF", "LF"])
+@pytest.mark.parametrize("options", [{}, {"escape_char": "\\"}, {"encoding": "utf-16-le"}], ids=str)
+def test_line_ends_within_a_value_of_csv_stay_wherever_a_block_ends(
+    tmp_path: Path, end: str, options: dict[str, str]
+) -> None:
+    """pyarrow's reader drops a line feed that begins a block, if the block before ended with a carriage return."""
+    value = f"x{end}{end}y\r\r\n\n"
+    encoding = options.get("encoding", "utf-8")
+    for size in (*range(40, 65), *range(100, 128)):
+        content = end.join(["a,b", f'"{"0" * size}","{value}"', f'1,"{end}"', ""])
+        (tmp_path / "a.csv").write_bytes(content.encode(encoding))
+        found = rows(tmp_path, text=TextOptions({"block_size": 128, **options}))
+        assert found == [{"a": "0" * size, "b": value}, {"a": "1", "b": end}], f"after {size} bytes"
+
+
+def test_line_ends_within_a_value_stay_at_the_end_of_a_block_of_usual_size(tmp_path: Path) -> None:
+    head = 'a\n"'
+    for missing in range(3):
+        value = "x" * (_reading.BLOCK - len(head) - missing) + "\r\ny"
+        (tmp_path / "a.csv").write_bytes(f'a\n"{value}"\n"z"\n'.encode())
+        assert [row["a"] for row in rows(tmp_path)] == [value, "z"]
+
+
+def test_a_quote_that_nobody_closes_is_refused_in_other_encodings_too(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes('a,b\n1,"x\n2,y\n'.encode("utf-16-le"))
+    with pytest.raises((SourceError, ExportError), match=r"a\.csv.*quote"):
+        rows(tmp_path, text=TextOptions({"encoding": "utf-16-le"}))

@@ -210,6 +210,15 @@ def test_decimals_are_written_as_javas_bigdecimal(data):
     assert found == [str(cell) for cell in cells]
 
 
+@pytest.mark.parametrize("scale", [-(2**31), -(2**31) + 1, 2**31 - 1])
+@pytest.mark.parametrize("kind", [pa.decimal32, pa.decimal128, pa.decimal256])
+def test_the_exponent_of_a_decimal_does_not_overflow(kind, scale):
+    width = kind(2, scale).byte_width
+    raw = pa.py_buffer(b"".join(unit.to_bytes(width, "little", signed=True) for unit in (1, -42, 0)))
+    cells = [Decimal((0, (1,), -scale)), Decimal((1, (4, 2), -scale)), Decimal((0, (0,), -scale))]
+    assert one(pa.Array.from_buffers(kind(2, scale), 3, [None, raw])) == [str(cell) for cell in cells]
+
+
 # ---- text
 
 

@@ -277,7 +277,7 @@ def test_a_name_with_a_nul_is_refused() -> None:
 def test_a_reader_whose_batches_differ_or_are_wrong_is_refused_batch_by_batch(
     producer: Any, cluster: MockCluster
 ) -> None:
-    first, other = pa.record_batch({"a": [1, 2]}), pa.record_batch({"b": ["x"]})
+    first, other = pa.record_batch({"a": [1, 2], "c": [3, 4]}), pa.record_batch({"b": ["x"]})
     reader = pa.RecordBatchReader.from_batches(first.schema, iter([first, other]))
     with pytest.raises(ValueError, match="row 2 begins a batch with the columns"):
         producer.produce_arrow(reader, "u", value=Json())
@@ -289,3 +289,76 @@ def test_a_reader_whose_batches_differ_or_are_wrong_is_refused_batch_by_batch(
         producer.produce_arrow(wrong.to_reader(), "u", value=Json(), partition="p")
     producer.flush()
     assert len(cluster.records("u")) == 2, "nothing of that batch"
+
+
+UNION = pa.UnionArray.from_sparse(pa.array([0, 1], pa.int8()), [pa.array([1, 2]), pa.array(["a", "b"])])
+
+
+@pytest.mark.parametrize(
+    "encoder",
+    [Json(exclude=["either"]), Json(["n"]), Avro(wire="bare", exclude=["either"]), Avro(wire="bare", columns=["n"])],
+    ids=["json exclude", "json columns", "avro exclude", "avro columns"],
+)
+@pytest.mark.parametrize("reader", [False, True], ids=["table", "reader"])
+def test_a_column_that_no_role_needs_may_be_of_any_type(
+    producer: Any, cluster: MockCluster, encoder: Any, reader: bool
+) -> None:
+    table = pa.table({"n": [1, 2], "either": UNION})
+    done(producer.produce_arrow(table.to_reader() if reader else table, "u", value=encoder, key="n"), 2)
+    wanted = encoder.encode(table.select(["n"]) if encoder == Json(["n"]) else table).to_pylist()
+    assert [(record.key(), record.value()) for record in cluster.records("u")] == [
+        (b"1", wanted[0]),
+        (b"2", wanted[1]),
+    ]
+    with pytest.raises(TypeError, match="column 'either' is a union"):
+        producer.produce_arrow(table, "u", value=encoder, key=Json())
+
+
+def test_a_name_with_a_nul_does_not_matter_where_the_column_is_left_out() -> None:
+    Json(exclude=["a\0x"]).check(pa.schema([("a\0x", pa.int64()), ("b", pa.int64())]))
+
+
+RUNS = pa.RunEndEncodedArray.from_arrays(pa.array([2, 3], pa.int32()), pa.array(["a", None]))
+ROWS_OF_ARROW = {
+    "runs": RUNS,
+    "runs in structs": pa.StructArray.from_arrays([RUNS], ["r"]),
+    "runs in structs that are null": pa.StructArray.from_arrays([RUNS], ["r"], mask=pa.array([True, False, False])),
+    "runs in lists": pa.ListArray.from_arrays([0, 0, 1, 3], RUNS),
+    "runs in maps": pa.MapArray.from_arrays([0, 0, 1, 3], pa.array(["k", "l", "m"]), RUNS),
+    "no structs over an empty dictionary": pa.array([None] * 3, pa.struct([("d", pa.dictionary(pa.int8(), "string"))])),
+    "no structs in structs over an empty dictionary": pa.array(
+        [{"s": None}, None, {}], pa.struct([("s", pa.struct([("d", pa.dictionary(pa.int8(), "string"))]))])
+    ),
+    "no lists over an empty dictionary": pa.array([None] * 3, pa.list_(pa.dictionary(pa.int8(), "string"), 2)),
+}
+
+
+@pytest.mark.parametrize("encoder", [Json(), Avro(wire="bare")], ids=["json", "avro"])
+@pytest.mark.parametrize("what", ROWS_OF_ARROW)
+def test_rows_that_an_encoder_can_encode_can_be_produced(
+    producer: Any, cluster: MockCluster, encoder: Any, what: str
+) -> None:
+    column = ROWS_OF_ARROW[what]
+    batch = pa.record_batch({"n": range(3), "x": column})
+    plain = pa.record_batch({"n": range(3), "x": pa.array(column.to_pylist(), plain_type(column.type))})
+    done(producer.produce_arrow(batch, "u", value=encoder), 3)
+    assert [record.value() for record in cluster.records("u")] == encoder.encode(plain).to_pylist()
+
+
+def plain_type(kind: Any) -> Any:
+    """Without runs and dictionaries."""
+    if pa.types.is_run_end_encoded(kind) or pa.types.is_dictionary(kind):
+        return kind.value_type
+    if pa.types.is_struct(kind):
+        return pa.struct([(one.name, plain_type(one.type)) for one in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_type, plain_type(kind.item_type))
+    return pa.list_(plain_type(kind.value_type)) if pa.types.is_nested(kind) else kind
+
+
+def test_columns_that_are_left_out_do_not_make_slices_smaller() -> None:
+    """Nor is their memory looked at, which nobody has checked."""
+    table = pa.table({"n": range(1000), "large": ["x" * 5000] * 1000})
+    assert table.nbytes > 4 * _roles.SLICE_BYTES
+    assert len(list(_roles.blocks(table, "t", _roles.Roles.of(Json(["n"]), "n", None, None, None)))) == 1
+    assert len(list(_roles.blocks(table, "t", _roles.Roles.of(Json(), "n", None, None, None)))) > 1
