@@ -21,23 +21,29 @@ from pathlib import Path
 from statistics import median
 
 import programs
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from fastprod._config import DEFAULT_BUFFER_MEMORY
+from fastprod.cli._orders import orders
 from fastprod.testing import KafkaCluster
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.insert(0, str(EXAMPLES))
+
+from spark_kill_workers import order_files  # noqa: E402
 
 MB = 1 << 20
 GB = 1 << 30
 ROWS = 37_000_000
 CORES = 2
 PARTITIONS = 6
-SOME_MB = 64 * MB  # "some MB of rows", as Arrow and as JSON, and what allocators and sockets keep
+SOME_MB = (
+    100 * MB
+)  # "some MB of rows", as Arrow and as JSON, and what allocators and sockets keep; as test_memory has it
 LINE = re.compile(r"(\d+)/(\d+) tasks, ([\d,]+) of ([\d,]+) rows, ([\d,]+) of ([\d,]+) MB, ([\d,]+) of ([\d,]+) files")
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # of a terminal
 
@@ -142,8 +148,6 @@ def exported(cluster: KafkaCluster, folder: Path, topic: str) -> Seen:
 
 
 def test_three_gigabytes_take_no_more_memory_than_promised_and_the_progress_is_right(work, broker) -> None:
-    from spark_kill_workers import order_files
-
     few, many = work / "few", work / "many"
     order_files(few, 1000)
     order_files(many, ROWS)
@@ -175,3 +179,41 @@ def test_three_gigabytes_take_no_more_memory_than_promised_and_the_progress_is_r
     )
     assert -split / 2 <= median(behind) <= (CORES + 0.5) * split
     assert seen.lines[-1][0] == tasks
+
+
+def test_a_row_group_is_in_memory_as_it_is_stored(work, broker) -> None:
+    """Compressed: 3 million rows take 55 MB on disk, 350 MB as Arrow, and one row group follows another."""
+    few, wide = work / "few-again", work / "wide"
+    order_files(few, 1000)
+    wide.mkdir()
+    rows = pa.Table.from_batches([orders(3_000_000)] * 2)
+    pq.write_table(rows, wide / "part-0.parquet", row_group_size=3_000_000, compression="zstd")
+    group, whole = largest_row_group(wide), rows.nbytes
+    del rows
+    base, seen = exported(broker, few, "few-again"), exported(broker, wide, "wide")
+    print(f"\nrow groups of {group // MB} MB, {whole // 2 // MB} MB as Arrow")
+    print(f"workers at most: {[peak // MB for peak in seen.peaks.values()]} MB; with 1,000 rows {base.peak // MB} MB")
+    bound = base.peak + group + DEFAULT_BUFFER_MEMORY + SOME_MB
+    assert bound < base.peak + whole // 2, "the test could not tell"
+    assert seen.peak <= bound
+    assert seen.broker == 6_000_000
+
+
+@pytest.mark.parametrize(
+    ("rows", "jobs", "faults", "seed"), [(100_000, 3, 8, 11), (12_000_000, 1, 3, 3)], ids=["naps", "large"]
+)
+def test_every_row_is_there_once_whoever_is_killed(work, rows, jobs, faults, seed) -> None:
+    """Python workers, executors and drivers of a standalone cluster; 1 to 4 cores, another number each time.
+
+    Large: the way of a user's rows. With naps, in a partitioner, more moments can be met.
+    """
+    command = [str(EXAMPLES / "spark_kill_workers.py"), "--files", "--rows", str(rows)]
+    command += ["--jobs", str(jobs), "--faults", str(faults), "--seed", str(seed)]
+    with programs.started(*command, env=os.environ | {"TMPDIR": str(work)}) as program:
+        said, errors = program.communicate(timeout=7000)
+    print(f"\n{said}")
+    assert program.returncode == 0, f"{said}\n{errors}"
+    total = re.search(r"^all +(\d+) +(\d+) +(\d+) +0 +0 +0$", said, re.MULTILINE)
+    assert total, said
+    assert int(total[1]) >= faults
+    assert said.endswith(": as promised\n")
