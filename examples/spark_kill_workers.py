@@ -3,6 +3,7 @@
     python examples/spark_kill_workers.py                              # 400,000 rows, a minute or two
     python examples/spark_kill_workers.py --rows 5000000 --runs 3
     python examples/spark_kill_workers.py --faults 100 --jobs 20       # half an hour or more
+    python examples/spark_kill_workers.py --faults 10 --jobs 3 --files # only files, exported as JSON
 
 Starts a real Apache Kafka and a Spark cluster of two executors in processes of their own on this machine (Java 17
 needed, see the README). Exports numbered rows three ways: undisturbed; while a Python worker and then a whole executor
@@ -17,7 +18,8 @@ under their names, each time by a driver process of its own (spark_kill_workers_
     driver        Python and JVM of the driver get SIGKILL while tasks are writing
     jvm           a row fails above the writer, once in each executor or always
     cancel        the job is cancelled while tasks are writing
-    parallelism   the next submission divides its input in another way: right with "bucket", refused with "task"
+    parallelism   the next submission divides its input in another way, or has other cores: right with "bucket" and
+                  with files, refused with "task"
 
 Only what has hit is counted. After each submission all visible rows are read back; a submission that reports success
 while a row is missing or doubled, or that reports another number of rows, is called silent; so is one that hangs.
@@ -42,13 +44,18 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pyspark
-from confluent_kafka import IsolationLevel, TopicPartition
+from confluent_kafka import IsolationLevel, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 from pyspark.sql import DataFrame, SparkSession
 
+from fastprod.cli._orders import orders
 from fastprod.spark import ExportReport, write
 from fastprod.testing import Audit, KafkaCluster, KafkaUnavailable, _keeper, audit, spark_environment
+from fastprod.testing._audit import leading_number
 from fastprod.testing._java import java_program
 
 PARTITIONS = 6
@@ -218,10 +225,12 @@ FORMS = (  # how rows are written, and whether in buckets
     ("write", False),
     ("write", True),
     ("source", False),
+    ("files", False),
 )
 SIGNS = {"worker": "Python worker exited unexpectedly", "executor": "ExecutorLostFailure", "jvm": "boom"}
 SIGN_S = 6.0  # for Spark to notice; whoever was killed had no task if it does not
 NAP_MS = 150
+MANY = 10_000_000  # rows, from which on tasks take long enough without naps
 MOST = 12  # submissions of a job
 TIMEOUT_MS = 60_000  # after which Kafka aborts what nobody ends
 HANG_S = 600.0
@@ -232,8 +241,36 @@ def scratch(folder: Path) -> dict[str, str]:
     return {**os.environ, "TMPDIR": str(folder), "SPARK_LOCAL_DIRS": str(folder / "local")}
 
 
+FIRST_ORDER = 10**12
+FILE_ROWS = 1_000_000  # at most
+GROUPS = 8  # of rows, in each file
+
+
+def order_files(folder: Path, rows: int) -> None:
+    """Parquet of numbered orders, not compressed: about 88 bytes a row, five files and more."""
+    folder.mkdir()
+    share = min(FILE_ROWS, max(1, -(-rows // 5)))
+    made = pa.Table.from_batches([orders(share)])
+    for first in range(0, rows, share):
+        numbers = pa.array(np.arange(FIRST_ORDER + first, FIRST_ORDER + min(first + share, rows)))
+        part = made.slice(0, len(numbers)).set_column(0, "order_id", numbers)
+        pq.write_table(
+            part,
+            folder / f"part-{first // share:04}.parquet",
+            row_group_size=max(1, share // GROUPS),
+            compression="none",
+            use_dictionary=False,
+        )
+
+
+def order_number(message: Message) -> int:
+    """Of a row of order_files, as JSON: it begins with the order's id."""
+    found = re.match(rb'{"order_id":(\d+),', message.value() or b"")
+    return int(found[1]) - FIRST_ORDER if found else -1
+
+
 class Standalone:
-    """A Spark cluster as one would install it: a master and two workers of a core each. Ends with this process."""
+    """A Spark cluster as one would install it: a master and two workers of two cores each. Ends with this process."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -242,7 +279,7 @@ class Standalone:
             log = self._start("master", "--port", "0", "-Dspark.master.rest.enabled=false")
             self.url = self._said(log, r"Starting Spark master at (spark://\S+)")
             for name in ("worker-1", "worker-2"):
-                more = ("--cores", "1", "--memory", "1g", "--work-dir", str(folder / name), self.url)
+                more = ("--cores", "2", "--memory", "1g", "--work-dir", str(folder / name), self.url)
                 self._said(self._start(name, *more), "(Successfully registered with master)")
         except BaseException:
             self.close()
@@ -480,13 +517,23 @@ class Export:
     """One job, submitted until it succeeds."""
 
     def __init__(
-        self, name: str, number: int, rows: int, seed: int, kafka: KafkaCluster, url: str, folder: Path
+        self,
+        name: str,
+        number: int,
+        rows: int,
+        seed: int,
+        kafka: KafkaCluster,
+        url: str,
+        folder: Path,
+        forms: tuple[tuple[str, bool], ...] = FORMS,
     ) -> None:
         self.rng = rng = random.Random(f"{seed} {number}")
         self.name = name
-        self.form, self.bucket = FORMS[number % len(FORMS)]
-        self.rows = rng.randrange(rows // 2, rows * 3 // 2)
-        self.pieces = rng.randrange(6, 11)
+        self.form, self.bucket = forms[number % len(forms)]
+        self.any_layout = self.bucket or self.form == "files"  # other tasks and cores make no difference
+        self.rows = rng.randrange(rows // 2, rows * 3 // 2) if rows < MANY else rows
+        self.many = self.rows >= MANY
+        self.pieces = rng.randrange(6, 11) * (4 if self.many else 1)
         self.disturbed = rng.choice((1, 2, 2, 3))  # submissions; later ones are left in peace
         self.kafka = kafka
         self.folder = folder
@@ -500,9 +547,13 @@ class Export:
             "rows": self.rows,
             "pieces": self.pieces,
             "folder": str(folder),
-            "timeout_ms": TIMEOUT_MS,
+            "timeout_ms": TIMEOUT_MS * (5 if self.many else 1),
         }
+        if self.form == "files":
+            order_files(folder / name, self.rows)
         self.tasks = self.pieces  # of the last submission
+        self.cores = 2
+        self.found: Audit | None = None  # when it was last read back
         self.submissions = 0
         self.wrong: Counter[str] = Counter()
         kafka.create_topic(name, PARTITIONS)
@@ -511,28 +562,35 @@ class Export:
         tally.wrong[self.name] = self.wrong
         claimed = refused = False
         while self.submissions < MOST:
-            if claimed and not refused and not self.bucket and self.form != "source" and self.rng.random() < 0.6:
+            if claimed and not refused and not self.any_layout and self.form != "source" and self.rng.random() < 0.6:
                 refused = True
                 self.submit(tally, tasks=self.other_tasks(), refuse=True)
             plan, boom = self.faults() if self.submissions - refused < self.disturbed else ([], None)
-            tasks = self.other_tasks() if self.bucket and claimed else self.tasks
+            tasks = self.other_tasks() if self.any_layout and claimed else self.tasks
             submission = self.submit(tally, plan, boom, tasks)
             claimed = claimed or submission.begun > 0
             if submission.done is not None:
                 break
-        found = self.read_back(settled=True)
+        found = self.found if self.found and submission.done else self.read_back(settled=True)
         self.wrong["lost"] += found.lost  # of a job that never succeeded, too
-        if not found.lost and self.rng.random() < 0.4:
-            self.submit(tally, tasks=self.other_tasks() if self.bucket else self.tasks, again=True)
+        if not found.lost and (self.rng.random() < 0.4 or self.many):
+            self.submit(tally, tasks=self.other_tasks() if self.any_layout else self.tasks, again=True)
 
     def faults(self) -> tuple[list[str], str | None]:
         """In their order, and whether a row is to fail."""
         rng = self.rng
         plan = rng.choices(("worker", "executor", "jvm"), (4, 3, 2), k=rng.choice((0, 1, 2, 3, 4)))
         last = rng.choice(("driver", "driver", "driver", "cancel", "cancel", "jvm", "none"))
+        if self.form == "files":  # whose rows the JVM never sees
+            plan = ["worker" if kind == "jvm" else kind for kind in plan]
+            last = "driver" if last == "jvm" else last
         boom = "always" if last == "jvm" else "once" if "jvm" in plan else None
         plan = [kind for kind in plan if kind != "jvm"] + [last] * (last in ("driver", "cancel"))
         return (plan, boom) if plan or boom else (["driver"], None)
+
+    def other_cores(self) -> int:
+        self.cores = self.rng.choice([number for number in range(1, 5) if number != self.cores])
+        return self.cores
 
     def other_tasks(self) -> int:
         return self.rng.choice([number for number in range(1, 17) if number != self.tasks])
@@ -554,10 +612,10 @@ class Export:
         before = self.written() if again else []
         job = self.fixed | {
             "tasks": tasks,
-            "cores": rng.choice((1, 2, 2, 2)) if not plan else 2,
+            "cores": self.other_cores() if self.form == "files" else rng.choice((1, 2, 2, 2)) if not plan else 2,
             "shuffle": rng.randrange(1, 20),
             "adaptive": rng.choice(("true", "false")),
-            "nap_ms": NAP_MS if plan or boom else 0,
+            "nap_ms": NAP_MS if (plan or boom) and not self.many else 0,
             "boom": boom,
             "boom_at": rng.randrange(self.rows // 4, self.rows),
         }
@@ -591,18 +649,20 @@ class Export:
         if not refuse:
             self.tasks = tasks
         tally.hit(self.name, hits)
-        found = self.read_back(settled=submission.done is not None)
-        trouble = trouble or self.trouble(submission, found)
-        self.wrong["doubled"] = max(self.wrong["doubled"], found.doubled + found.alien)
+        seen = "not read back"
+        if not self.many or (submission.done is not None and not again):  # many take minutes to read
+            self.found = found = self.read_back(settled=submission.done is not None)
+            trouble = trouble or self.trouble(submission, found)
+            self.wrong["doubled"] = max(self.wrong["doubled"], found.doubled + found.alien)
+            seen = f"{found.records:,} of {self.rows:,} visible, {found.doubled} doubled"
         self.wrong["silent"] += bool(trouble)
         wanted = (
             "refuse" if refuse else "again" if again else "+".join([*plan, *[f"jvm {boom}"] * bool(boom)]) or "peace"
         )
         print(
             f"{self.name} {self.form:<6} {'bucket' if self.bucket else 'task':<6} #{self.submissions:<2} "
-            f"{tasks:>2} -> {self.pieces:>2} {wanted:<32} hit: {'+'.join(hits) or '-':<32} "
-            f"{submission.outcome()}; {found.records:,} of {self.rows:,} visible, {found.doubled} doubled "
-            f"({time.monotonic() - start:.0f} s) {trouble}".rstrip(),
+            f"{tasks:>2} -> {self.pieces:>2} on {job['cores']} {wanted:<32} hit: {'+'.join(hits) or '-':<32} "
+            f"{submission.outcome()}; {seen} ({time.monotonic() - start:.0f} s) {trouble}".rstrip(),
             flush=True,
         )
         return submission
@@ -621,10 +681,11 @@ class Export:
         """What readers of committed data see."""
         if settled:
             settle(self.kafka.bootstrap_servers, self.name)
-        return audit(self.kafka.bootstrap_servers, self.name, self.rows, order="none")
+        number_of = order_number if self.form == "files" else leading_number
+        return audit(self.kafka.bootstrap_servers, self.name, self.rows, number_of=number_of, order="none")
 
 
-def chaos(faults: int, jobs: int, rows: int, seed: int) -> int:
+def chaos(faults: int, jobs: int, rows: int, seed: int, forms: tuple[tuple[str, bool], ...] = FORMS) -> int:
     """At least so many faults over at least so many jobs."""
     print(f"seed {seed}: at least {faults} faults over at least {jobs} jobs of about {rows:,} rows", flush=True)
     start = time.monotonic()
@@ -637,7 +698,7 @@ def chaos(faults: int, jobs: int, rows: int, seed: int) -> int:
         cluster = Standalone(folder)
         stack.callback(cluster.close)
         while number < jobs or (tally.faults.total() < faults and number < 3 * jobs):
-            export = Export(f"job-{number + 1}", number, rows, seed, kafka, cluster.url, folder)
+            export = Export(f"job-{number + 1}", number, rows, seed, kafka, cluster.url, folder, forms)
             export.run(tally)
             submissions += export.submissions
             number += 1
@@ -654,6 +715,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=1, help="of the export with kills and exactly_once")
     parser.add_argument("--faults", type=int, help="how many must have hit; a cluster of master and workers")
     parser.add_argument("--jobs", type=int, help="how many at least, each submitted until it succeeds")
+    parser.add_argument("--files", action="store_true", help="every job exports files; with --faults or --jobs")
     parser.add_argument("--seed", type=int, help="of the faults; their moments differ all the same")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything ends that was started
@@ -662,7 +724,8 @@ def main() -> int:
             return story(options.rows or 400_000, options.runs)
         seed = random.randrange(1_000_000) if options.seed is None else options.seed
         jobs = options.jobs or max(1, (options.faults or 0) // 5)
-        return chaos(options.faults or 0, jobs, options.rows or 50_000, seed)
+        forms = (("files", False),) if options.files else FORMS
+        return chaos(options.faults or 0, jobs, options.rows or 50_000, seed, forms)
     except KafkaUnavailable as missing:
         print(missing, file=sys.stderr)
         return 2

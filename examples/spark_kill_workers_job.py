@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import expr
 
+from fastprod.encoding import Json
 from fastprod.spark import ExportReport, bucketed, partition_writer, register, write
+from fastprod.spark import export as export_files
 from fastprod.testing import spark_environment
 
 NAPS = 4  # in each task, so that it can be met in the middle
@@ -118,9 +121,31 @@ def numbered(spark: SparkSession, job: dict[str, Any]) -> DataFrame:
     return bucketed(rows, job["pieces"], ["id"]).withColumn("value", expr(disturbed))
 
 
+class Napping:
+    """A partitioner that takes its time: no row of a file passes the JVM, which could do that."""
+
+    def __init__(self, every: int, seconds: float) -> None:
+        self.every = every
+        self.seconds = seconds
+        self.met = 0
+
+    def partition(self, topic: str, key: Any, value: Any, partitions: int, available: Any) -> int:
+        self.met += 1
+        if self.met % self.every == 0:
+            time.sleep(self.seconds)
+        return self.met % partitions
+
+
 def export(spark: SparkSession, job: dict[str, Any]) -> dict[str, int]:
     """Writes the rows in the job's form, and returns the figures of the report."""
     config = {"bootstrap.servers": job["servers"], "transaction.timeout.ms": job["timeout_ms"]}
+    if job["form"] == "files":
+        if job["nap_ms"]:
+            config["partitioner"] = Napping(max(1, job["rows"] // job["pieces"] // NAPS), job["nap_ms"] / 1000)
+        folder = Path(job["folder"], job["name"])
+        how = {"splits": job["tasks"], "exactly_once": True, "job_id": job["name"]}
+        report = export_files(spark, folder, job["topic"], config | {"compression.type": "lz4"}, value=Json(), **how)
+        return figures(report)
     once = "bucket" if job["bucket"] else "task"
     rows = numbered(spark, job)
     if job["form"] == "rdd":
@@ -143,6 +168,10 @@ def export(spark: SparkSession, job: dict[str, Any]) -> dict[str, int]:
     else:
         more = {"buckets": job["pieces"], "bucket_by": ["id"]} if job["bucket"] and not job["nap_ms"] else {}
         report = write(rows, job["topic"], config, exactly_once=once, job_id=job["name"], **more)
+    return figures(report)
+
+
+def figures(report: ExportReport) -> dict[str, int]:
     return {
         "records": report.records,
         "skipped": report.skipped,
