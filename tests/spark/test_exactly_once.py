@@ -1,13 +1,12 @@
 """On a real Kafka: tasks that fail, workers that are killed, jobs that are submitted again."""
 
-import os
-import signal
 from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 from conftest import settled
+from faulty import KillOnce
 
 from fastprod import _positions
 from fastprod.spark import ExportError, ExportReport, _once, partition_writer, register, write
@@ -16,24 +15,6 @@ from fastprod.testing import audit
 
 ROWS = 40_000
 PARTITIONS = 5
-
-
-class KillOnce:
-    """A partitioner that kills its Python worker in the first attempt at a Spark partition, halfway through."""
-
-    def __init__(self, victim: int, after: int) -> None:
-        self.victim = victim
-        self.left = after
-
-    def partition(self, topic, key, value, partitions, available) -> int:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        if context.partitionId() == self.victim and context.attemptNumber() == 0:
-            self.left -= 1
-            if self.left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-        return len(value) % partitions
 
 
 def numbers(spark):

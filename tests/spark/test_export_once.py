@@ -1,7 +1,6 @@
 """Files to Kafka exactly once: runs again, killed workers, other cores, files that are others."""
 
 import os
-import signal
 import subprocess
 import textwrap
 import time
@@ -15,30 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 from confluent_kafka import IsolationLevel
 from conftest import ends, settled
+from faulty import KillOnce
 
 from fastprod.encoding import Json
 from fastprod.spark import ExportError, SourceError, export, write
 
 ROWS = 40_000
 FILES = 5
-
-
-class KillOnce:
-    """A partitioner that kills its Python worker in the first attempt at a split, halfway through."""
-
-    def __init__(self, victim: int, after: int) -> None:
-        self.victim = victim
-        self.left = after
-
-    def partition(self, topic, key, value, partitions, available) -> int:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        if context.partitionId() == self.victim and context.attemptNumber() == 0:
-            self.left -= 1
-            if self.left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-        return len(value) % partitions
 
 
 class Slow:
@@ -102,7 +84,7 @@ def test_a_job_that_failed_goes_on_with_other_cores(spark, kafka_cluster, topic,
         import sys
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         from fastprod.spark import export
-        from test_export_once import KillOnce
+        from faulty import KillOnce
         config = {{**{settings(kafka_cluster)!r}, "partitioner": KillOnce(5, 1000)}}
         try:
             once = {{"exactly_once": True, "job_id": {topic!r}, "splits": 8}}
