@@ -11,7 +11,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Self
 
@@ -56,6 +56,7 @@ class Producer(confluent_kafka.Producer):
     _level_count = 1  # of priority: topics are named after their level then
     _in_transaction = False
     _pending: str | None = None  # commit_transaction or abort_transaction, which timed out: librdkafka is at it
+    _failed_before: Mapping[str, int] = {}  # records by topic, at the last commit that was refused for them
     _lost = 0  # records without outcome when it was closed
     _send_offsets = confluent_kafka.Producer.send_offsets_to_transaction
     name: str
@@ -351,11 +352,12 @@ class Producer(confluent_kafka.Producer):
             failed, first_error = runtime.failures()
             if failed:
                 self._raise_verdict()
+                where = self._newly_failed()
                 # librdkafka has not seen those that failed before they reached it, and would commit the rest.
                 raise confluent_kafka.KafkaException(
                     KafkaError(
                         KafkaError._INCONSISTENT,
-                        f"{failed} records of the transaction failed, the first with "
+                        f"{failed} records of the transaction failed{where}, the first with "
                         f"«{KafkaError(first_error).str()}»; call abort_transaction()",
                         False,
                         False,
@@ -407,6 +409,13 @@ class Producer(confluent_kafka.Producer):
             raise
         finally:
             runtime.settle_outcomes()
+
+    def _newly_failed(self) -> str:
+        """The topics whose records have failed since the last transaction of which some had."""
+        now = {name: told.total.errors for name, told in self.stats().topics.items()}
+        found = [name for name, errors in now.items() if errors > self._failed_before.get(name, 0)]
+        self._failed_before = now
+        return f" (topic {', '.join(map(repr, sorted(found)))})" if found else ""
 
     def _raise_verdict(self) -> None:
         """Raises what librdkafka has against the running transaction, if anything: it says whether that is fatal."""

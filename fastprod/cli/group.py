@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import click
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from rich.markup import escape
 from rich.table import Table
@@ -41,7 +41,7 @@ def _shared(one: bool) -> Decorator:
 def group() -> None:
     """Look at producer groups (fastprod.groups), and set their positions.
 
-    Exit code: 0; 1 when it is refused; 2 for wrong usage, no broker, or no such group.
+    Exit code: 0; 1 when it is refused, or brokers do not answer it; 2 for wrong usage, no broker, or no such group.
     """
 
 
@@ -136,6 +136,8 @@ def _config(bootstrap: str | None, options: dict[str, str], file: dict[str, str]
     try:
         AdminClient(_positions.client_options(given)).list_topics(timeout=CONNECT_S)
     except KafkaException as problem:
+        if problem.args[0].code() == KafkaError._INVALID_ARG:
+            raise Failure(f"unusable option: {problem.args[0].str()}", 2) from None
         raise Failure(
             f"no broker answers at {given['bootstrap.servers']} within {CONNECT_S:g} s ({problem.args[0].str()})", 2
         ) from None
@@ -151,7 +153,10 @@ def _failures() -> Iterator[None]:
     except RuntimeError as problem:
         raise Failure(str(problem), 1) from None
     except KafkaException as problem:
-        raise Failure(problem.args[0].str(), 1) from None
+        error = problem.args[0]
+        # After some requests librdkafka only says what was asked.
+        why = error.str() if not error.str().rstrip().endswith(":") else f"{error.str().rstrip()} {error.name()}"
+        raise Failure(f"{why}; brokers may just be starting: try again", 1) from None
 
 
 def _table(*headings: str) -> Table:

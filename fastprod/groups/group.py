@@ -25,14 +25,20 @@ States between calls:
     _committing       what commit_transaction() is at: it timed out, and only the same call may go on
     _unseen           why `assignment` has changed, as long as the caller may not know that it has
     _dropped          why the caller's transaction is gone, until it was told so with a RebalanceError
+    _failed           why a commit was refused that only an abort can follow
+    _overlong         transactions in a row that brokers have ended because they took too long
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
+import operator
+import os
 import re
 import time
 import uuid
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -43,7 +49,7 @@ from typing import Any, NoReturn, Protocol, Self
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from fastprod import _config, _positions
-from fastprod.errors import RebalanceError
+from fastprod.errors import ForkError, RebalanceError
 from fastprod.groups import assignment as places
 from fastprod.groups.membership import Change, Membership, NotAMember, heartbeat_ms
 from fastprod.producer import Producer
@@ -59,6 +65,8 @@ ABORT_S = 5.0  # for an abort, which lets records on their way arrive first
 SEND_S = 10.0  # for brokers to take the offsets; a timeout costs the transaction
 SETTLE_S = 10.0  # for the group to decide anew, before the caller is told that it lost its transaction
 LONGEST_NAME = 200
+MOST_OVERLONG = 3  # transactions in a row that take too long: whoever goes on and on would never get anywhere
+PROPAGATION_MS = 30_000  # for a topic that is not there; less where transactions are shorter
 REBALANCED = "the group has been rebalanced"
 MOST_PARTITIONS = 100_000
 
@@ -78,10 +86,14 @@ REFUSED = (  # a new producer would be refused too
 )
 
 
+_live: weakref.WeakSet[ProducerGroup] = weakref.WeakSet()
+
+
 class RebalanceListener(Protocol):
     """Hears what the group decides, on the caller's thread, inside `subscribe`, `alive`, `produce` and so on.
 
-    It must not call the group. What it raises comes out of the call that it runs in; the group is in order then.
+    It must not call the group, but may look at `assignment`. What it raises comes out of the call that it runs in; the
+    group is in order then.
     """
 
     def on_assigned(self, assignment: dict[int, str | None]) -> None:
@@ -111,10 +123,15 @@ class ProducerGroup:
     ...     group.subscribe()
     ...     while True:
     ...         try:
+    ...             positions = {}
     ...             for partition, position in group.assignment.items():
-    ...                 for row in rows_after(partition, position):
+    ...                 for row in rows_after(partition, position, limit=10_000):
     ...                     group.produce("orders", row.value, source_partition=partition)
-    ...             group.commit_transaction(newest)
+    ...                     positions[partition] = row.position
+    ...             if positions:
+    ...                 group.commit_transaction(positions)
+    ...             else:
+    ...                 group.alive(1.0)
     ...         except RebalanceError:
     ...             continue
     """
@@ -131,8 +148,14 @@ class ProducerGroup:
         instance_id: str | None = None,
     ) -> None:
         self._closed = True  # until it is open
+        if not isinstance(config, Mapping):
+            raise TypeError(f'config must be a dict like {{"bootstrap.servers": "host:9092"}}, not {config!r}')
         options = dict(config)
-        self.group_id: str = _name("group_id", _config.agreed("group_id", group_id, "group.id", options, number=False))
+        if not options.get("bootstrap.servers") and not options.get("metadata.broker.list"):
+            raise ValueError('the config has no "bootstrap.servers": give {"bootstrap.servers": "host:9092", ...}')
+        self.group_id: str = _name(
+            "group_id", _config.agreed("group_id", group_id, "group.id", options, number=False), "topics"
+        )
         self.source_partition_count: int = _count(
             "source_partition_count",
             _config.agreed("source_partition_count", source_partition_count, "source.partition.count", options),
@@ -144,7 +167,7 @@ class ProducerGroup:
             "session_timeout_ms", SESSION_TIMEOUT_MS if session is None else session, 2000, 3_600_000
         )
         instance = _config.agreed("instance_id", instance_id, "group.instance.id", options, number=False)
-        self.instance_id: str | None = None if instance is None else _name("instance_id", instance)
+        self.instance_id: str | None = None if instance is None else _name("instance_id", instance, "transactions")
         self._options = self._with_transactions(options)
         self._map: dict[int, str | None] = {}
         self._to_read: tuple[int, ...] | None = None
@@ -153,6 +176,11 @@ class ProducerGroup:
         self._committing: _Commit | None = None
         self._unseen: str | None = None
         self._dropped: str | None = None
+        self._failed: str | None = None
+        self._overlong = 0
+        self._began = 0.0  # when the transaction did
+        self._telling = False  # the listener is at it
+        self._pid = os.getpid()
         self._told: tuple[int, ...] | None = None  # what the listener was last told to own
         self._listener: RebalanceListener | None = None
         self._news: deque[Callable[[], None]] = deque()  # for the listener
@@ -173,6 +201,7 @@ class ProducerGroup:
             raise
         self._positions = places.Positions(self._options, self.group_id, self._membership.consumer)
         self._closed = False
+        _live.add(self)
 
     def _with_transactions(self, options: dict[str, Any]) -> dict[str, Any]:
         timeout = _count(
@@ -194,6 +223,10 @@ class ProducerGroup:
             # One that is given is only the beginning: each member needs its own. Names have no slash.
             "transactional.id": f"{options.get('transactional.id', 'fastprod-group')}/{self.group_id}/{name}",
             "transaction.timeout.ms": timeout,
+            # A topic that is not there must be told before the transaction is over: after that nobody knows why.
+            "topic.metadata.propagation.max.ms": options.get(
+                "topic.metadata.propagation.max.ms", min(PROPAGATION_MS, timeout // 2)
+            ),
         }
 
     # ---- membership
@@ -306,11 +339,14 @@ class ProducerGroup:
             self._drop(REBALANCED)
             return
         lost = change.kind == "lost" or silent
-        reason = (
-            "this member was silent for longer than session_timeout_ms, and the group has gone on without it"
-            if lost
-            else "the group is being rebalanced"
-        )
+        reason = "the group is being rebalanced"
+        if silent:
+            reason = "this member was silent for longer than session_timeout_ms, and the group has gone on without it"
+        elif lost:
+            reason = (
+                "brokers and this member have not heard of each other for longer than session_timeout_ms: no broker "
+                "was there, or this process was held up"
+            )
         if self._told is not None:
             owned, self._told = list(self._told), None
             listener = self._listener
@@ -359,8 +395,12 @@ class ProducerGroup:
 
     def _deliver(self) -> None:
         """Tells the listener; when it raises, the rest is told in the next call."""
-        while self._news:
-            self._news.popleft()()
+        self._telling = True
+        try:
+            while self._news:
+                self._news.popleft()()
+        finally:
+            self._telling = False
 
     # ---- the producer
 
@@ -392,7 +432,7 @@ class ProducerGroup:
         if self._in_transaction:
             self._dropped = "its producer was fenced"  # also if Ctrl-C comes before the caller was told
         self._initialised = self._in_transaction = self._aborting = False
-        self._committing = None
+        self._committing = self._failed = None
         self._touched.clear()
         if self.instance_id is not None:
             self._make_at = time.monotonic() + 2 * heartbeat_ms(self.session_timeout_ms) / 1e3
@@ -411,6 +451,7 @@ class ProducerGroup:
                     return False
                 self._retire()
         self._in_transaction = self._aborting = False
+        self._failed = None
         self._touched.clear()
         return True
 
@@ -426,13 +467,29 @@ class ProducerGroup:
             if error.code() in REFUSED or isinstance(problem, RebalanceError):
                 raise
             if error.fatal():
+                took = time.monotonic() - self._began if self._in_transaction else 0.0
                 self._retire()
+                if took * 1e3 > self._options["transaction.timeout.ms"]:
+                    self._give_up_overlong(took)
             elif error.code() in NOT_A_MEMBER:
                 self._committing = None
                 self._doubt(error.str())
             else:
                 raise
             self._interrupt(error.str(), error.code())
+
+    def _give_up_overlong(self, took: float) -> NoReturn:
+        """Brokers have ended a transaction because of its age. Again and again: then whoever goes on gets nowhere."""
+        self._overlong += 1
+        reason = (
+            f"it took {took:.1f} s, and brokers end a transaction after transaction.timeout.ms="
+            f"{self._options['transaction.timeout.ms']}. Commit more often, or give a larger session_timeout_ms"
+        )
+        if self._overlong < MOST_OVERLONG:
+            self._interrupt(reason, KafkaError.INVALID_PRODUCER_EPOCH)
+        times, self._overlong = self._overlong, 0
+        text = f"{times} transactions in a row were dropped, and none was committed in between. Of the last: {reason}"
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, text))
 
     def _interrupt(self, reason: str, code: int = KafkaError.REBALANCE_IN_PROGRESS) -> NoReturn:
         """Gives the group time to decide, so that `assignment` is right, then raises RebalanceError."""
@@ -444,10 +501,12 @@ class ProducerGroup:
             wait = LOOK_S
         self._deliver()
         self._unseen = self._dropped = None
-        now = f"now owns {sorted(self._map)}" if self._map else "owns nothing at present"
-        raise RebalanceError(
-            KafkaError(code, f"the transaction is dropped: {reason}; this member {now}. Go on from `assignment`")
+        now = (
+            f"now owns {sorted(self._map)}. Go on from `assignment`"
+            if self._map
+            else "owns nothing at present. Call alive() until `assignment` has something"
         )
+        raise RebalanceError(KafkaError(code, f"the transaction is dropped: {reason}; this member {now}"))
 
     # ---- work
 
@@ -464,6 +523,7 @@ class ProducerGroup:
         self._check_usable()
         self._check_partition(source_partition)
         self._check_not_committing()
+        self._check_not_failed()
         self._look()
         if source_partition not in self._map:
             self._interrupt(f"source partition {source_partition} is not owned by this member")
@@ -474,6 +534,7 @@ class ProducerGroup:
         assert producer is not None  # _look() has settled that
         if not self._in_transaction:
             self._in_transaction = True  # first: after Ctrl-C in the call an abort finds out
+            self._began = time.monotonic()
             try:
                 self._guarded(producer.begin_transaction)
             except KafkaException:
@@ -485,7 +546,13 @@ class ProducerGroup:
     def produce(self, topic: str, *arguments: Any, source_partition: int, **options: Any) -> None:
         """As `Producer.produce`, for a record from a source partition; begins a transaction if none is open."""
         producer = self._producer
-        if producer is None or source_partition not in self._touched or time.monotonic() >= self._due or self._dropped:
+        if (
+            producer is None
+            or source_partition not in self._touched
+            or time.monotonic() >= self._due
+            or self._dropped
+            or self._committing is not None
+        ):
             producer = self._admit(source_partition)
         try:
             producer.produce(topic, *arguments, **options)
@@ -517,7 +584,8 @@ class ProducerGroup:
         RebalanceError leave the transaction open: `abort()` it.
         """
         self._check_usable()
-        until = float("inf") if timeout is None or timeout < 0 else time.monotonic() + timeout
+        until = _until(timeout)
+        self._check_not_failed()
         if self._committing is None:
             self._check_positions(positions)
             self._look()
@@ -564,7 +632,10 @@ class ProducerGroup:
         while self._guarded(lambda: producer.flush(min(SLICE_S, max(0.0, until - time.monotonic())))):
             self._look()
             if time.monotonic() > until:
-                raise _timed_out(f"{len(producer)} records of the transaction are not acknowledged yet")
+                raise _timed_out(
+                    f"{len(producer)} records of the transaction are not acknowledged yet, positions included: call "
+                    "commit_transaction() again, or abort()"
+                )
         self._look()
         patience = min(SEND_S, self.session_timeout_ms / 3e3)
         while True:
@@ -592,6 +663,8 @@ class ProducerGroup:
                     raise
                 if not _positions.is_passing(problem):
                     self._committing = None  # it has failed: only an abort is left
+                    if problem.args[0].txn_requires_abort():
+                        self._fail(problem.args[0])
                     if problem.args[0].code() == KafkaError._STATE:  # interrupted between its end and our note of it
                         self._retire()
                         self._interrupt("nobody knows how the commit ended")
@@ -605,12 +678,19 @@ class ProducerGroup:
         self._touched.clear()
         self._in_transaction = False
         self._committing = None
+        self._overlong = 0
+
+    def _fail(self, error: KafkaError) -> NoReturn:
+        self._failed = error.str().replace("abort_transaction()", "abort()")
+        self._touched.clear()  # so that produce() does not take the short way
+        self._check_not_failed()
+        raise AssertionError
 
     def abort(self, timeout: float = -1) -> dict[int, str | None]:
         """Drops what was produced since the last commit. Returns `assignment`: the positions to rewind to."""
         self._check_usable()
         self._check_not_committing()
-        until = float("inf") if timeout is None or timeout < 0 else time.monotonic() + timeout
+        until = _until(timeout)
         self._aborting = self._in_transaction
         while not self._serve(0.0):
             if time.monotonic() > until:
@@ -627,7 +707,10 @@ class ProducerGroup:
         """
         if self._closed:
             return
+        self._check_not_telling()
         self._closed = True
+        if self._pid != os.getpid():
+            return  # all of it is the parent's
         producer, self._producer = self._producer, None
         try:
             if producer is not None:
@@ -658,8 +741,22 @@ class ProducerGroup:
     def _check_usable(self, subscribed: bool = True) -> None:
         if self._closed:
             raise RuntimeError("ProducerGroup has been closed")
+        if self._pid != os.getpid():
+            raise ForkError(
+                f"this ProducerGroup was made in process {self._pid} and cannot be used after fork(); make a new one "
+                "in the child process"
+            )
+        self._check_not_telling()
         if subscribed and not self._subscribed:
             raise RuntimeError("call subscribe() first: it tells which source partitions are this member's")
+
+    def _check_not_telling(self) -> None:
+        if self._telling:
+            raise RuntimeError("a listener must not call the group: note what it says, and act when the call is over")
+
+    def _check_not_failed(self) -> None:
+        if self._failed is not None:
+            raise KafkaException(KafkaError(KafkaError._INCONSISTENT, self._failed, False, False, True))
 
     def _check_not_committing(self) -> None:
         if self._committing is not None:
@@ -669,8 +766,12 @@ class ProducerGroup:
             )
 
     def _check_partition(self, partition: Any) -> None:
-        if isinstance(partition, bool) or not isinstance(partition, int):
-            raise TypeError(f"source_partition must be a whole number, not {partition!r}")
+        try:
+            if isinstance(partition, bool):
+                raise TypeError
+            operator.index(partition)  # numpy's integers are some too
+        except TypeError:
+            raise TypeError(f"source_partition must be a whole number, not {partition!r}") from None
         if not 0 <= partition < self.source_partition_count:
             raise ValueError(
                 f"source_partition={partition} must be from 0 to {self.source_partition_count - 1}, because "
@@ -732,6 +833,13 @@ def _seconds(given: Any, default: float) -> float:
     return float(given)
 
 
+def _until(timeout: Any) -> float:
+    """When a commit or abort gives up; as for a Producer, -1 is never."""
+    if timeout is None or timeout == -1:
+        return float("inf")
+    return time.monotonic() + _seconds(timeout, 0.0)
+
+
 def _as_number(given: Any) -> Any:
     return int(given) if isinstance(given, str) and given.strip().isdecimal() else given
 
@@ -744,12 +852,22 @@ def _count(argument: str, given: Any, least: int, most: int) -> int:
     return given
 
 
-def _name(argument: str, given: Any) -> str:
+def _name(argument: str, given: Any, named: str) -> str:
     if given is None:
         raise ValueError(f"{argument} is missing: give it as an argument, or as group.id in the configuration")
     if not isinstance(given, str) or not re.fullmatch(rf"[a-zA-Z0-9._-]{{1,{LONGEST_NAME}}}", given):
         raise ValueError(
             f"{argument}={given!r} must be a name of 1 to {LONGEST_NAME} of the characters a-z, A-Z, 0-9, '.', '_' and "
-            "'-', because topics are named after it"
+            f"'-', because {named} are named after it"
         )
     return given
+
+
+def _after_fork_in_child() -> None:
+    # Destroying an inherited consumer aborts the process, also at its end: make sure that it never happens.
+    for group in list(_live):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+    _live.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -891,3 +891,70 @@ def test_three_tables_into_three_topics() -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     for table in ("table_a", "table_b", "table_c"):
         assert f"{table}: 3,000 rows, 3,000 records, 0 doubled, 0 missing" in done.stdout
+
+
+def test_a_missing_topic_is_named_and_no_reason_to_try_for_ever(brokers: KafkaCluster, topic: str) -> None:
+    config = {"bootstrap.servers": brokers.bootstrap_servers, "log_level": 0, "topic.metadata.propagation.max.ms": 2000}
+    with ProducerGroup(config, topic, 1, session_timeout_ms=PATIENT_MS) as group:
+        group.subscribe()
+        for _ in range(2):
+            group.produce(f"{topic}-none", b"x", source_partition=0)
+            with pytest.raises(KafkaException, match=rf"topic '{topic}-none'.*Unknown topic.*call abort\(\)") as told:
+                group.commit_transaction({0: "1"})
+            assert not isinstance(told.value, RebalanceError)
+            assert group.abort() == {0: None}
+
+
+def test_what_a_group_waits_for_a_topic_is_less_than_a_transaction_may_take() -> None:
+    with ProducerGroup({"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, "g", 1) as group:
+        assert group._options["topic.metadata.propagation.max.ms"] * 2 == group._options["transaction.timeout.ms"]
+
+
+def test_transactions_that_take_too_long_are_told_so_and_end_in_an_error(brokers: KafkaCluster, topic: str) -> None:
+    brokers.create_topic(topic, 1)
+    config = {"bootstrap.servers": brokers.bootstrap_servers, "log_level": 0, "transaction.timeout.ms": 1000}
+    said: list[KafkaException] = []
+    deadline = time.monotonic() + GUARD_S
+    with ProducerGroup(config, topic, 1, session_timeout_ms=PATIENT_MS) as group:
+        group.subscribe()
+        while not said or isinstance(said[-1], RebalanceError):
+            assert time.monotonic() < deadline
+            try:
+                group.produce(topic, b"x", source_partition=0)
+                time.sleep(3.0)  # in which brokers have ended it, or the next is as good
+                group.commit_transaction({0: "1"})
+                said.clear()
+            except KafkaException as problem:
+                said.append(problem)
+        assert "3 transactions in a row were dropped, and none was committed" in str(said[-1])
+        assert sum("transaction.timeout.ms=1000. Commit more often" in str(one) for one in said) == 3
+
+
+def test_a_child_process_leaves_its_parents_group_alone(brokers: KafkaCluster, topic: str) -> None:
+    brokers.create_topic(topic, 1)
+    program = f"""
+import os
+from fastprod.errors import ForkError
+from fastprod.groups import ProducerGroup
+
+config = {{"bootstrap.servers": {brokers.bootstrap_servers!r}, "log_level": 0}}
+with ProducerGroup(config, {topic!r}, 2) as group:
+    group.subscribe()
+    group.produce({topic!r}, b"before", source_partition=0)
+    child = os.fork()
+    if not child:
+        for call in (group.alive, group.abort, group.subscribe, lambda: group.commit_transaction("1")):
+            try:
+                call()
+            except ForkError as problem:
+                print("refused", flush=True)
+        group.close()
+        raise SystemExit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    group.commit_transaction({{0: "1"}})
+    print(group.assignment)
+"""
+    done = run("-c", program)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout == "refused\n" * 4 + "{0: '1', 1: None}\n"
+    assert values(brokers, topic) == [b"before"]

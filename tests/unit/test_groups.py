@@ -8,8 +8,9 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from fastprod import RebalanceError, _positions
 from fastprod.groups import ProducerGroup, assignment, membership
@@ -36,12 +37,23 @@ CONFIG = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
         (("g", 3.0), {}, "source_partition_count=3.0 must be a whole number"),
         (("g", 3), {"session_timeout_ms": 10}, "session_timeout_ms=10 must be a whole number from 2000"),
         (("g", 3), {"session_timeout_ms": "soon"}, "session_timeout_ms='soon' must be a whole number"),
-        (("g", 3), {"instance_id": "a/b"}, "instance_id='a/b' must be a name"),
+        (("g", 3), {"instance_id": "a/b"}, "instance_id='a/b' must be a name .* because transactions are named after"),
     ],
 )
 def test_arguments_that_cannot_be_used_are_named(arguments: Any, options: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said.replace("(", r"\(")):
         ProducerGroup(CONFIG, *arguments, **options)
+
+
+@pytest.mark.parametrize("config", [None, "localhost:9092", 7])
+def test_a_configuration_is_a_dict(config: Any) -> None:
+    with pytest.raises(TypeError, match=r'config must be a dict like \{"bootstrap.servers": "host:9092"\}, not'):
+        ProducerGroup(config, "g", 3)
+
+
+def test_brokers_must_be_named() -> None:
+    with pytest.raises(ValueError, match=r'the config has no "bootstrap.servers"'):
+        ProducerGroup({}, "g", 3)
 
 
 def test_a_transaction_must_end_before_the_session() -> None:
@@ -311,6 +323,66 @@ def test_names_of_digits_and_transactional_ids_of_members() -> None:
     with ProducerGroup({**options, "group.id": "17", "group.instance.id": "0"}, source_partition_count=1) as group:
         assert (group.group_id, group.instance_id) == ("17", "0")
         assert group._options["transactional.id"] == "mine/17/0"
+
+
+def test_timeouts_and_partitions_of_other_types(member: Any) -> None:
+    group, brokers = member
+    brokers.changes.append(Change("assigned", (0, 1)))
+    group.subscribe()
+    for call in (lambda: group.commit_transaction("1", timeout="x"), lambda: group.abort(timeout="x")):
+        with pytest.raises(ValueError, match="timeout='x' must be a number of seconds"):
+            call()
+    for wrong in ("0", 1.0, True, None):
+        with pytest.raises(TypeError, match="source_partition must be a whole number"):
+            group.produce("t", b"", source_partition=wrong)
+    group.produce("t", b"", source_partition=np.int64(1))
+
+
+def test_a_listener_must_not_call_the_group(member: Any) -> None:
+    group, brokers = member
+    refused = []
+
+    class Meddling:
+        def on_assigned(self, assignment: dict[int, str | None]) -> None:
+            assert group.assignment == assignment
+            for call in (group.alive, group.close, group.abort, lambda: group.commit_transaction("1")):
+                with pytest.raises(RuntimeError, match="a listener must not call the group") as told:
+                    call()
+                refused.append(told)
+
+        def on_revoked(self, partitions: list[int]) -> None: ...
+
+        def on_lost(self, partitions: list[int]) -> None: ...
+
+    brokers.changes.append(Change("assigned", (0, 1)))
+    assert group.subscribe(Meddling()) == {0: None, 1: None}
+    assert len(refused) == 4
+    group.alive()
+
+
+def test_after_a_failed_commit_only_an_abort_is_left(member: Any) -> None:
+    group, brokers = member
+    brokers.changes.append(Change("assigned", (0, 1)))
+    group.subscribe()
+    group.produce("t", b"", source_partition=0)
+
+    def refuse(timeout: float) -> None:
+        text = "1 records of the transaction failed, the first with «reason»; call abort_transaction()"
+        raise KafkaException(KafkaError(KafkaError._INCONSISTENT, text, False, False, True))
+
+    brokers.commit_transaction = refuse
+    for call in (
+        lambda: group.commit_transaction({0: "1"}),
+        lambda: group.produce("t", b"", source_partition=0),
+        lambda: group.commit_transaction({0: "1"}),
+    ):
+        with pytest.raises(KafkaException, match=r"«reason»; call abort\(\)") as told:
+            call()
+        assert told.value.args[0].txn_requires_abort()
+    del brokers.commit_transaction
+    assert group.abort() == {0: None, 1: None}
+    group.produce("t", b"", source_partition=0)
+    group.commit_transaction({0: "1"})
 
 
 def test_a_character_in_two_halves_would_not_come_back(member: Any) -> None:
