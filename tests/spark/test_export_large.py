@@ -216,4 +216,6 @@ def test_every_row_is_there_once_whoever_is_killed(work, rows, jobs, faults, see
     total = re.search(r"^all +(\d+) +(\d+) +(\d+) +0 +0 +0$", said, re.MULTILINE)
     assert total, said
     assert int(total[1]) >= faults
+    hit = {kind: int(times) for kind, times in re.findall(r"^(worker|executor|driver) +(\d+)", said, re.MULTILINE)}
+    assert rows < ROWS or all(hit.values()), hit  # its tasks are long enough for all of them
     assert said.endswith(": as promised\n")
