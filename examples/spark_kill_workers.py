@@ -3,7 +3,7 @@
     python examples/spark_kill_workers.py                              # 400,000 rows, a minute or two
     python examples/spark_kill_workers.py --rows 5000000 --runs 3
     python examples/spark_kill_workers.py --faults 100 --jobs 20       # half an hour or more
-    python examples/spark_kill_workers.py --faults 10 --jobs 3 --files # only files, exported as JSON
+    python examples/spark_kill_workers.py --faults 10 --jobs 4 --files # files, exported as JSON, on 1 to 4 cores
 
 Starts a real Apache Kafka and a Spark cluster of two executors in processes of their own on this machine (Java 17
 needed, see the README). Exports numbered rows three ways: undisturbed; while a Python worker and then a whole executor
@@ -21,8 +21,9 @@ under their names, each time by a driver process of its own (spark_kill_workers_
     parallelism   the next submission divides its input in another way, or has other cores: right with "bucket" and
                   with files, refused with "task"
 
-Only what has hit is counted. After each submission all visible rows are read back; a submission that reports success
-while a row is missing or doubled, or that reports another number of rows, is called silent; so is one that hangs.
+Only what has hit is counted. After each submission all visible rows are read back (ten million and more only when the
+job has succeeded, since that takes minutes); a submission that reports success while a row is missing or doubled, or
+that reports another number of rows, is called silent; so is one that hangs.
 """
 
 from __future__ import annotations
