@@ -167,6 +167,9 @@ def progress_of(spark: SparkSession, what: str) -> Iterator[Callable[[ExportPlan
         finally:
             done.set()
             watcher.join()
+        if plans:  # the last tasks have ended between two looks
+            tasks = plans[-1].splits
+            progress.update(bar, total=tasks, completed=tasks, more=so_far(plans[-1], tasks), refresh=True)
 
 
 def so_far(plan: ExportPlan, completed: int) -> str:
