@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +16,8 @@ from pyspark.sql import Row
 
 import fastprod.spark
 from fastprod.spark import ExportReport, TaskReport, _worker, partition_writer, write
-from fastprod.stats import PartitionStats, TopicStats
+from fastprod.spark.report import PartitionReport
+from fastprod.stats import Latency, PartitionStats, TopicStats
 from fastprod.testing import audit
 
 
@@ -441,3 +443,16 @@ def test_adding_reports_up_leaves_them_as_they_are() -> None:
     assert cell.records_per_s == 10.0
     assert ExportReport.of(tasks[:1], 1000.0).stats["t"].records_per_s == 0.1
     assert cell.records_per_s == 10.0
+
+
+def test_reports_are_the_same_behind_a_wire_and_a_pickle() -> None:
+    told = TopicStats("t", {("w", 3): PartitionStats(100, 1000, latency=Latency({0.002: 5, 0.1: 1}, 0.11))})
+    task = TaskReport(7, records=100, topics={"t": {3: PartitionReport(100, 0, 99)}}, stats={"t": told})
+    arrived = TaskReport.from_json(task.to_json())
+    assert arrived == task
+    report = ExportReport.of([arrived], 2.0)
+    again = pickle.loads(pickle.dumps(report))
+    assert again == report
+    assert again.stats["t"].latency == told.latency
+    assert again.latency.count == 6
+    assert repr(again.stats) == repr(dict(report.stats))
