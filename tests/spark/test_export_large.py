@@ -41,9 +41,7 @@ GB = 1 << 30
 ROWS = 37_000_000
 CORES = 2
 PARTITIONS = 6
-SOME_MB = (
-    100 * MB
-)  # "some MB of rows", as Arrow and as JSON, and what allocators and sockets keep; as test_memory has it
+SOME_MB = 100 * MB  # rows as Arrow and as JSON, and what allocators and sockets keep; as test_memory has it
 LINE = re.compile(r"(\d+)/(\d+) tasks, ([\d,]+) of ([\d,]+) rows, ([\d,]+) of ([\d,]+) MB, ([\d,]+) of ([\d,]+) files")
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # of a terminal
 
