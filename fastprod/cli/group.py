@@ -154,9 +154,12 @@ def _failures() -> Iterator[None]:
         raise Failure(str(problem), 1) from None
     except KafkaException as problem:
         error = problem.args[0]
-        # After some requests librdkafka only says what was asked.
-        why = error.str() if not error.str().rstrip().endswith(":") else f"{error.str().rstrip()} {error.name()}"
-        raise Failure(f"{why}; brokers may just be starting: try again", 1) from None
+        why = error.str().rstrip()
+        if why.endswith(":"):  # after some requests librdkafka only says what was asked
+            why += f" {error.name()}"
+        if _positions.is_passing(problem):
+            why += "; brokers may just be starting: try again"
+        raise Failure(why, 1) from None
 
 
 def _table(*headings: str) -> Table:
