@@ -42,7 +42,6 @@ setup(
                 f"fastprod._core.{source.stem}",
                 [source.as_posix()],
                 include_dirs=[core.as_posix()],
-                depends=[path.as_posix() for path in sorted(core.glob("*.h"))],
                 extra_compile_args=[f"-std={'c++17' if source.stem in CPLUSPLUS else 'c11'}", *compile_args],
                 extra_link_args=link_args,
                 define_macros=macros,

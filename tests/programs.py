@@ -61,9 +61,19 @@ class Program(subprocess.Popen[str]):
         """Wait for the end; what it has said."""
         return self.communicate(timeout=GUARD_S)
 
+    def _group(self) -> list[int]:
+        """Descendants in the program's own group."""
+        found = []
+        for pid in self.descendants():
+            with suppress(ProcessLookupError):
+                if os.getpgid(pid) == self.pid:
+                    found.append(pid)
+        return found
+
     def end(self) -> None:
-        with suppress(ProcessLookupError):  # nobody of the group is left
-            os.killpg(self.pid, signal.SIGKILL)
+        if self.poll() is None or self._group():  # else the number may be somebody else's by now
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
         self.wait()
         wait_until(lambda: not self.descendants(), KEEPERS_S)
         for pid in self.descendants():
