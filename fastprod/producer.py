@@ -13,6 +13,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 import confluent_kafka
@@ -58,6 +59,7 @@ class Producer(confluent_kafka.Producer):
     _pending: str | None = None  # commit_transaction or abort_transaction, which timed out: librdkafka is at it
     _failed_before: Mapping[str, int] = {}  # records by topic, at the last commit that was refused for them
     _lost = 0  # records without outcome when it was closed
+    _ending: threading.RLock  # while threads and librdkafka's client are ended
     _send_offsets = confluent_kafka.Producer.send_offsets_to_transaction
     name: str
     """Whose figures these are, in `stats()` and where those of several producers are merged."""
@@ -72,10 +74,14 @@ class Producer(confluent_kafka.Producer):
         settings, conf = _config.split({**(args[0] if args else {}), **kwargs}, plugin_path())
         self.name = f"{conf.get('client.id', 'fastprod')}-{next(_numbers)}@{socket.gethostname()}:{os.getpid()}"
         settings.levels = self._level_count
-        runtime = Runtime(settings)
-        runtime.attach(lambda: super(Producer, self).__init__(conf))
-        self._runtime = runtime
-        _live.add(self)
+        self._ending = threading.RLock()
+        self._runtime = runtime = Runtime(settings)
+        try:
+            runtime.attach(lambda: super(Producer, self).__init__(conf))
+            _live.add(self)
+        except BaseException:  # also what a signal handler raises
+            self._end(0)
+            raise
 
     def _open(self) -> Runtime:
         runtime = self._runtime
@@ -457,48 +463,63 @@ class Producer(confluent_kafka.Producer):
         """
         runtime = self._runtime
         if runtime is None or runtime.closed:
+            self._end()  # another thread may be at it
             return self._lost == 0
         runtime.assert_usable()
         until = float("inf") if timeout is None or timeout < 0 else time.monotonic() + timeout
         raised: list[Exception] = []
         try:
             while not _ran(lambda: runtime.flush(_left(until)), raised) and time.monotonic() < until:
-                pass
+                if runtime.closed:  # by another thread, or by the callback that raised
+                    break
         except BaseException:  # Ctrl-C, or brokers that refuse us
-            self._lost = self._end(0)
-            if self._lost:
-                _warn_lost(self._lost, "was closed")
+            lost = self._end(0)
+            self._run_callbacks(runtime, raised)
+            for error in raised:
+                core.tell(error)
+            if lost:
+                _warn_lost(lost, "was closed")
             raise
-        self._lost = self._end(_left(until))
-        while not _ran(runtime.run_callbacks, raised):  # of records given up just now
-            pass
+        self._end(_left(until))
+        self._run_callbacks(runtime, raised)
         if raised:
             for error in raised[1:]:
                 core.tell(error)
             raise raised[0]
         return self._lost == 0
 
+    def _run_callbacks(self, runtime: Runtime, raised: list[Exception]) -> None:
+        """Those of records that were given up just now."""
+        while not _ran(runtime.run_callbacks, raised):
+            pass
+
     def _end(self, patience: float = ABORT_S) -> int:
-        """Ends threads and librdkafka's client; returns how many records had no outcome."""
+        """Ends threads and librdkafka's client, once; returns how many records that left without an outcome."""
         runtime = self._runtime
-        if runtime is None or runtime.closed or runtime.forked:
+        if runtime is None or runtime.forked:
             return 0
-        lost = runtime.stop()
+        with self._ending:
+            if runtime.closed:
+                return 0
+            self._lost = runtime.stop()
+            self._end_client(runtime, patience)
+        return self._lost
+
+    def _end_client(self, runtime: Runtime, patience: float) -> None:
         _live.discard(self)
         if any(self is one for one in _stuck):
-            return lost  # confluent-kafka would wait for the call that does not come back
+            return  # confluent-kafka would wait for the call that does not come back
         if self._in_transaction and not self._abort_within(patience):
             # confluent-kafka's close() would wait for the brokers for ever. The client ends with this object instead,
             # and the brokers end the transaction when transaction.timeout.ms is over.
-            return lost
+            return
         if runtime.flying:
             runtime.give_up()  # likewise: confluent-kafka would wait for what librdkafka does not give back
-            return lost
+            return
         try:
             super().close()
         finally:
             runtime.finish()
-        return lost
 
     def _abort_within(self, timeout: float) -> bool:
         """Whether the transaction is over: aborted, or beyond help."""
@@ -630,9 +651,9 @@ def _warn_lost(count: int, when: str) -> None:
 
 
 def _at_exit() -> None:
-    for producer in list(_live):
-        lost = producer._end()
-        if lost:
+    ended = [producer._end() for producer in list(_live)]
+    for lost in filter(None, ended):
+        with suppress(RuntimeWarning):  # warnings may be errors, but nobody could catch them here
             _warn_lost(lost, "ended with the interpreter")
 
 

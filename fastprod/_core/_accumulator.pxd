@@ -143,6 +143,7 @@ ctypedef struct chunk_t:
     uint8_t single            # has headers or timestamps: hand over one by one
     uint8_t sealed
     uint8_t handed            # to the sender, and counted in accumulator_t.flying
+    uint8_t split             # librdkafka has some of it, and had no room for the rest, which waits
     uint8_t published
     uint8_t flying            # in the in-flight list
 
@@ -313,6 +314,7 @@ ctypedef struct accumulator_t:
     int32_t partial_limit     # partitions that partial round robin uses
     uint64_t partial_seed
     int64_t timeout_us        # delivery timeout
+    int64_t span_us           # between the first and last record of a chunk: they share age and timestamp
     int64_t record_overhead   # what librdkafka allocates per record that it has
     # pool
     int64_t limit
@@ -327,6 +329,7 @@ ctypedef struct accumulator_t:
     bint favoured             # whoever has the lock has waited for its turn
     int64_t spare             # bytes to be set aside in the chunk of the next record
     int64_t flying            # bytes of chunks that librdkafka has
+    int64_t split             # chunks of which it has a part
     bint short                # a key-less record found no room, and none has come back since
     int64_t room_us           # when some last came back after that
     # lists
@@ -354,6 +357,7 @@ ctypedef struct accumulator_t:
     flusher_t* flushers
     # counters
     uint64_t drops            # grows when everything that waits is given up
+    int64_t placeable         # atomic: some that wait could be placed, if a Python partitioner were asked
     int64_t news              # grows whenever somebody who waits on `done` should look again
     int64_t failed            # records that failed since it was last set to 0: transactions ask
     int32_t first_error       # why the first of them did
@@ -431,10 +435,12 @@ cdef int64_t append_run(
 cdef int route_undecided(accumulator_t*, topic_t*, int32_t* wanted) noexcept nogil
 cdef chunk_t* detach(accumulator_t*, lane_t*) noexcept nogil
 cdef void reattach(accumulator_t*, lane_t*, chunk_t*) noexcept nogil
+cdef void release_split(accumulator_t*) noexcept nogil
 cdef lane_t* next_ready(accumulator_t*, int64_t now) noexcept nogil
 cdef int64_t next_deadline(accumulator_t*, int64_t now) noexcept nogil
 cdef void seal_all(accumulator_t*) noexcept nogil
 cdef void fail_unsent(accumulator_t*, chunk_t*, int32_t error) noexcept nogil
+cdef int64_t fail_head(accumulator_t*, lane_t*, int32_t error) noexcept nogil
 cdef int64_t fail_lane(accumulator_t*, lane_t*, int32_t error, int64_t before_us) noexcept nogil
 cdef int64_t fail_waiting(accumulator_t*, int32_t error, int64_t before_us) noexcept nogil
 cdef void enter_flight(lane_t*, chunk_t*) noexcept nogil

@@ -29,6 +29,7 @@ from fastprod._core._columns cimport CELL_VALUE, column_get, column_t
 from fastprod._core._hash cimport murmur2_bytes
 from fastprod._core._histogram cimport histogram_add, histogram_t
 from fastprod._core._platform cimport (
+    fp_about_now_us,
     fp_add64,
     fp_assert,
     fp_cond_init,
@@ -52,6 +53,7 @@ cdef enum:
     FADE_US = 2000000                     # the same for what would make uneven queues look even again
     STALL_US = 20000                      # a full pool is worth a note from here on
     SPAN_US = 50000                       # between the first and last record of a chunk that may wait long
+    HELD_SPAN_US = 500000                 # the same while librdkafka has the lane: smaller chunks cost memory
     STRIKES = 10                          # rebuilds in a row that must find queues uneven
     CATCH_UP = 64                         # sticky bounds that a partition may be behind when they are even again
     START_US = 2000000                    # after which a lane's queue counts in any case

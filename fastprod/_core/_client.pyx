@@ -34,6 +34,7 @@ from fastprod._core._accumulator cimport (
     next_ready,
     queued_records,
     reattach,
+    release_split,
     resolve,
     rich_at,
     rich_t,

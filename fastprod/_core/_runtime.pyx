@@ -59,7 +59,7 @@ from fastprod._core._accumulator cimport (
     expire_flying,
     extent_t,
     fail_flying,
-    fail_lane,
+    fail_head,
     fail_waiting,
     failure_t,
     flusher_t,
@@ -137,6 +137,7 @@ from fastprod._core._platform cimport (
     fp_now_us,
     fp_spin_lock,
     fp_spin_unlock,
+    fp_store64,
     fp_store_ptr,
     pthread_cond_broadcast,
     pthread_cond_destroy,
@@ -299,21 +300,25 @@ cdef class Runtime:
             make()
         finally:
             set_newborn(NULL)
-            self.gone = self.client.rk == NULL  # a signal handler may raise although librdkafka's client has been made
-        if self.client.rk == NULL:
+            self.gone = self.closed = self.client.rk == NULL
+            if not self.gone:  # also when a signal handler has raised meanwhile: stop() can end it then
+                self.listen()
+        if self.gone:
             raise RuntimeError(
                 "librdkafka did not load fastprod's hook; does this confluent-kafka support plugin.library.paths?"
             )
         self.client.scratch = <rd_kafka_message_t*>calloc(SCRATCH_MESSAGES, sizeof(rd_kafka_message_t))
         if self.client.scratch == NULL:
             raise MemoryError()
+        if start_threads(self.client) < 0:
+            raise RuntimeError("cannot start the producer's threads: the system's limit is reached")
+
+    cdef void listen(self) noexcept:
+        """Takes over librdkafka's main queue."""
         self.client.queue = rdkafka.queue_get_main(self.client.rk)
         rdkafka.queue_cb_event_enable(self.client.queue, on_queue, self.client)
         self.client.news = True  # what came before we listened
         register_client(self.client)
-        if start_threads(self.client) < 0:
-            self.stop()
-            raise RuntimeError("cannot start the producer's threads: the system's limit is reached")
 
     def stop(self):
         """Ends our threads and gives librdkafka's objects back; the client may then be destroyed.

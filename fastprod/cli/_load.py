@@ -39,7 +39,12 @@ SLICE_S = 0.001  # a paced run hands in what is due at least once in so many sec
 CONNECT_S = 8.0  # a broker that has not answered by then is not there
 ANSWER_S = 60.0  # the same for one that is there but may be busy, not least with what we send
 PERCENTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99, "p999": 0.999}
-MOVING = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
+MOVING = (
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.FENCED_LEADER_EPOCH,
+)
 
 Advance = Callable[[int], None]
 _LETTERS = bytes(65 + byte % 26 for byte in range(256))

@@ -1,6 +1,9 @@
 """How a producer ends: callbacks that raise, other threads that still produce, records that nobody takes any more."""
 
 import contextlib
+import os
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -9,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from programs import run, wait_until
 
 from fastprod import Producer
 from fastprod.receipt import Extent
@@ -130,3 +134,158 @@ def test_a_closed_producer_does_not_keep_its_chunks_for_a_receipt(mock_cluster: 
         assert receipt.wait(120)
     assert receipt.extents == {("u", 0): Extent(20_000, 0, 19_999)}
     assert producer._runtime.cached == 0
+
+
+@pytest.mark.parametrize("closer", ["another thread", "the callback"])
+def test_a_close_whose_producer_is_closed_meanwhile_ends(mock_cluster: MockCluster, closer: str) -> None:
+    entered, closed = threading.Event(), threading.Event()
+    producer = Producer(conf(mock_cluster))
+
+    def callback(error: object, message: object) -> None:
+        entered.set()
+        if closer == "the callback":
+            producer.close(0)
+        else:
+            closed.wait(300)
+        raise ValueError("the callback's own")
+
+    producer.produce("t", b"v", on_delivery=callback)
+    raised: list[BaseException] = []
+
+    def close() -> None:
+        try:
+            producer.close()
+        except ValueError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=close, daemon=True)
+    thread.start()
+    assert entered.wait(300)
+    if closer == "another thread":
+        producer.close(0)
+        closed.set()
+    thread.join(300)
+    assert not thread.is_alive()
+    assert [str(error) for error in raised] == ["the callback's own"]
+    assert producer.close() is True  # the record had been acknowledged
+
+
+def test_whoever_closes_tells_the_same_of_what_was_lost(mock_cluster: MockCluster) -> None:
+    with Producer(conf(mock_cluster)) as warm:
+        warm.produce("u", b"v")
+    producer = Producer(conf(mock_cluster))
+    producer.produce("u", b"v")
+    assert producer.flush(120) == 0
+    mock_cluster.set_rtt(60_000)
+    failed: list[object] = []
+    for _ in range(100):
+        producer.produce("u", b"v", on_delivery=lambda error, message: failed.append(error))
+    said: list[bool] = []
+    waiting = threading.Thread(target=lambda: said.append(producer.close()))
+    waiting.start()
+    assert producer.close(0.2) is False
+    waiting.join(300)
+    assert said == [False]
+    assert producer.close() is False
+    assert len(failed) == 100
+    assert all(failed)
+
+
+def test_ctrl_c_in_close_still_tells_what_became_of_the_records(mock_cluster: MockCluster) -> None:
+    producer = Producer(conf(mock_cluster))
+    producer.produce("u", b"v")
+    assert producer.flush(120) == 0
+    mock_cluster.set_rtt(60_000)
+    told: list[Any] = []
+    for _ in range(10):
+        producer.produce("u", b"v", on_delivery=lambda error, message: told.append(error.name()))
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt), pytest.warns(RuntimeWarning, match="10 records"):
+        producer.close()
+    timer.join()
+    assert len(told) == 10
+    assert producer.close() is False
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="counts threads through Linux's /proc")
+@pytest.mark.parametrize("line", ["_live.add(self)", "set_newborn"])
+def test_an_exception_while_it_is_made_leaves_no_thread(mock_cluster: MockCluster, line: str) -> None:
+    """As from a signal handler, at the first line behind librdkafka's client, and behind our threads."""
+    made: list[Producer] = []
+
+    class Watched(Producer):
+        def __init__(self, config: dict[str, Any]) -> None:
+            made.append(self)  # half-made objects may stay in reach
+            super().__init__(config)
+
+    def trace(frame: Any, event: str, argument: object) -> Any:
+        if frame.f_code is Producer.__init__.__code__:
+
+            def at_line(frame: Any, event: str, argument: object) -> Any:
+                with open(frame.f_code.co_filename) as source:
+                    text = source.readlines()[frame.f_lineno - 1].strip()
+                if event == "line" and text.startswith(line):
+                    raise KeyboardInterrupt
+                return at_line
+
+            return at_line
+        if frame.f_code.co_name == "<lambda>" and "attach" in _text(frame) and line == "set_newborn":
+
+            def at_return(frame: Any, event: str, argument: object) -> Any:
+                if event == "return":
+                    raise KeyboardInterrupt
+                return at_return
+
+            return at_return
+        return None
+
+    with Producer(conf(mock_cluster)) as warm:
+        warm.produce("t", b"v")
+    before = _threads()
+    for _ in range(5):
+        sys.settrace(trace)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                Watched(conf(mock_cluster))
+        finally:
+            sys.settrace(None)
+    assert wait_until(lambda: _threads() <= before)
+    for producer in made:
+        assert producer.close() is True
+        with pytest.raises(RuntimeError, match="closed"):
+            producer.produce("t", b"v")
+
+
+def _text(frame: Any) -> str:
+    with open(frame.f_code.co_filename) as source:
+        return source.readlines()[frame.f_lineno - 1]
+
+
+AT_EXIT = """
+from fastprod import Producer
+from fastprod.testing import MockClusterProcess
+import fastprod.producer as module
+
+ended = module.Producer._end
+module.Producer._end = lambda self, *args: print("ended") or ended(self, *args)
+cluster = MockClusterProcess(1, topics={"t": 1})
+producers = [Producer({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0}) for _ in range(3)]
+for producer in producers:
+    producer.produce("t", b"v")
+    producer.flush(120)
+cluster.set_rtt(60_000)
+for producer in producers:
+    producer.produce("t", b"v")
+module._kept = producers
+"""
+
+
+def test_all_producers_end_with_the_interpreter_though_warnings_are_errors() -> None:
+    done = run("-W", "error::RuntimeWarning", "-c", AT_EXIT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["ended"] * 3

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
-from programs import Program
+from programs import Program, wait_until
 
 from fastprod import BufferFullError, ForkError, Producer
 from fastprod.testing import MockCluster, MockClusterProcess
@@ -1311,3 +1311,49 @@ def test_dead_brokers_are_not_bombarded_with_connections() -> None:
     # In 4 s confluent-kafka comes to anything from 29 to 79, which is as often as librdkafka can; ours to 27 to 38, and
     # rarely more. Asking for metadata all the time would make it 80 always.
     assert any(1 <= attempts() < 60 for _ in range(3))
+
+
+def test_records_that_wait_for_a_slow_broker_keep_their_own_age(cluster: MockCluster) -> None:
+    """While a request is on its way, later records of the partition wait here: their timestamps and timeouts differ."""
+    failed: dict[bytes, float] = {}
+    producer = Producer(conf(cluster, **{"message.timeout.ms": 4000}))
+    producer.produce("t", b"warm", partition=0)
+    assert producer.flush(120) == 0
+    cluster.set_rtt(60_000)
+    cluster.start_tracking()
+    producer.produce("t", b"out", partition=0)
+    assert wait_until(lambda: cluster.requests("Produce"))
+    made: dict[bytes, float] = {}
+    for value in (b"early", b"late"):
+        made[value] = time.monotonic()
+        producer.produce(
+            "t",
+            value,
+            partition=0,
+            on_delivery=lambda error, message: failed.setdefault(message.value(), time.monotonic()),
+        )
+        time.sleep(3.8 if value == b"early" else 0)
+    while len(failed) < 2:
+        producer.poll(0.1)
+    producer.purge()
+    producer.close(0)
+    assert failed[b"late"] - made[b"late"] > 3.2, "its four seconds were those of a record before it"
+
+
+def test_timestamps_of_records_that_waited_for_a_slow_broker(cluster: MockCluster) -> None:
+    producer = Producer(conf(cluster))
+    producer.produce("t", b"warm", partition=0)
+    assert producer.flush(120) == 0
+    cluster.set_rtt(3000)
+    cluster.start_tracking()
+    producer.produce("t", b"out", partition=0)
+    assert wait_until(lambda: cluster.requests("Produce"))
+    producer.produce("t", b"early", partition=0)
+    time.sleep(2)
+    made = time.time() * 1000
+    producer.produce("t", b"late", partition=0)
+    cluster.set_rtt(0)
+    assert producer.flush(120) == 0
+    producer.close()
+    (found,) = [record for record in cluster.records("t") if record.value() == b"late"]
+    assert found.timestamp()[1] > made - 1000

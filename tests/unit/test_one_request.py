@@ -67,3 +67,41 @@ def test_other_partitions_need_not_wait_for_it(options: dict[str, int], wanted: 
         assert len(cluster.requests("Produce")) == wanted, "one of each partition, as many as may be on their way"
         producer.purge()
         producer.close(0)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("room", [1, 3])
+def test_what_librdkafka_had_no_room_for_waits_for_what_it_has_of_the_partition(room: int, strict: bool) -> None:
+    """Its queue is full in the middle of a hand-over; then the first request is refused."""
+    outcomes: list[tuple[int | None, bytes]] = []
+    with MockCluster(2, topics={"t": 2}) as cluster:
+        ours, other = cluster.leader_of("t", 0), cluster.leader_of("t", 1)
+        assert ours != other
+        config = {
+            "bootstrap.servers": cluster.bootstrap_servers,
+            "log_level": 0,
+            "retry.backoff.ms": 10,
+            "queue.buffering.max.messages": 100,
+            "strict.order": strict,
+            "error_cb": lambda error: None,
+        }
+        with Producer(config) as producer:
+            producer.produce("t", b"warm", partition=1)
+            producer.flush(120)
+            cluster.start_tracking()
+            cluster.set_rtt(300, other)
+            producer.produce_many("t", [b"other"] * (100 - room), partitions=1)
+            assert wait_until(lambda: cluster.requests("Produce"))
+            cluster.push_errors("Produce", "NOT_LEADER_FOR_PARTITION", broker=ours, rtt_ms=1000)
+            for number in range(60):
+                producer.produce(
+                    "t",
+                    b"%06d" % number,
+                    partition=0,
+                    on_delivery=lambda error, message: outcomes.append((error and error.code(), message.value())),
+                )
+            producer.flush(120)
+        stored = [record.value() for record in cluster.records("t") if record.partition() == 0]
+    wanted = [b"%06d" % number for number in range(60)]
+    assert stored == wanted
+    assert outcomes == [(None, value) for value in wanted]

@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 import pytest
+from programs import wait_until
 
 from fastprod import Producer
 from fastprod.testing import MockCluster, MockClusterProcess
@@ -175,3 +176,60 @@ def test_it_is_told_about_changed_partitions(mock_cluster: MockCluster) -> None:
         mock_cluster.set_leader("t", 3, 1)
     assert seen[0] == (4, [0, 1, 2, 3])
     assert (4, [0, 1, 2]) in seen
+
+
+class Zero:
+    def partition(self, topic: str, key: object, value: object, partitions: int, available: list[int]) -> int:
+        return 0
+
+
+@pytest.mark.mock_cluster(brokers=1, topics={"t": 4, "u": 1})
+@pytest.mark.parametrize("later", ["explicit", "bulk", "another topic"])
+def test_what_waited_for_metadata_is_placed_by_the_next_call_whatever_that_sends(
+    mock_cluster: MockCluster, later: str
+) -> None:
+    mock_cluster.set_rtt(300)  # metadata waits for us
+    with Producer(conf(mock_cluster, partitioner=Zero())) as producer:
+        producer.produce("t", b"first")
+        mock_cluster.set_rtt(0)
+
+        def arrived() -> bool:
+            if later == "explicit":
+                producer.produce("t", b"v", partition=1)
+            elif later == "bulk":
+                producer.produce_many("t", [b"v"], partitions=1)
+            else:
+                producer.produce("u", b"v")
+            return mock_cluster.watermarks("t")[0][1] > 0
+
+        assert wait_until(arrived)  # without poll() or flush()
+
+
+def test_a_purge_gives_up_what_came_before_it_and_nothing_after(mock_cluster: MockCluster) -> None:
+    asked, go_on = threading.Event(), threading.Event()
+    outcomes: list[tuple[bytes, str | None]] = []
+
+    class Slow:
+        def partition(self, topic: str, key: object, value: object, partitions: int, available: list[int]) -> int:
+            if value == b"old":
+                asked.set()
+                go_on.wait(300)
+            return 0
+
+    def note(error: Any, message: Any) -> None:
+        outcomes.append((message.value(), None if error is None else error.name()))
+
+    mock_cluster.set_rtt(300)  # metadata waits for us
+    with Producer(conf(mock_cluster, partitioner=Slow())) as producer:
+        producer.produce("t", b"old", on_delivery=note)
+        mock_cluster.set_rtt(0)
+        polling = threading.Thread(target=producer.poll, args=(300,))
+        polling.start()
+        assert asked.wait(300)
+        producer.produce("t", b"behind", on_delivery=note)
+        producer.purge()
+        producer.produce("t", b"new", on_delivery=note)
+        go_on.set()
+        polling.join(300)
+        assert producer.flush(120) == 0
+    assert sorted(outcomes) == [(b"behind", "_PURGE_QUEUE"), (b"new", None), (b"old", "_PURGE_QUEUE")]

@@ -203,6 +203,9 @@ cdef void chunk_returned(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
     if not chunk.handed:
         return
     chunk.handed = 0
+    if chunk.split:
+        chunk.split = 0
+        acc.split -= 1
     acc.flying -= chunk.charge
     acc.bookkeeping -= chunk.count * acc.record_overhead
     _feed(acc)
@@ -215,9 +218,16 @@ cdef void chunk_returned(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
 
 
 cdef void reattach(accumulator_t* acc, lane_t* lane, chunk_t* chunks) noexcept nogil:
-    """Puts chunks that librdkafka had no room for back in front."""
+    """Puts chunks that librdkafka had no room for back in front.
+
+    It may have some records of the first: the lane is held until these are back, as by any request on its way.
+    """
     cdef chunk_t* last = chunks
-    chunk_returned(acc, last)
+    if acc.request_bytes and _is_partly_out(lane, chunks):
+        chunks.split = 1
+        acc.split += 1
+    else:
+        chunk_returned(acc, chunks)
     while last.next != NULL:
         last = last.next
         chunk_returned(acc, last)
@@ -227,6 +237,29 @@ cdef void reattach(accumulator_t* acc, lane_t* lane, chunk_t* chunks) noexcept n
         lane.tail = last
     lane.first_us = chunks.created_us
     _enlist(acc, lane, LIST_READY)
+
+
+cdef bint _is_partly_out(lane_t* lane, chunk_t* chunk) noexcept nogil:
+    cdef bint out
+    fp_spin_lock(&lane.spin)
+    out = chunk.returned < chunk.sent
+    fp_spin_unlock(&lane.spin)
+    return out
+
+
+cdef void release_split(accumulator_t* acc) noexcept nogil:
+    """Lets lanes go on whose first chunk librdkafka had a part of, when that is back."""
+    cdef outlet_t* outlet = acc.outlets
+    cdef lane_t* lane
+    cdef lane_t* following
+    while outlet != NULL and acc.split:
+        lane = outlet.held.head
+        while lane != NULL:
+            following = lane.link.next
+            if lane.head.split and not _is_partly_out(lane, lane.head):
+                chunk_returned(acc, lane.head)
+            lane = following
+        outlet = outlet.next
 
 
 cdef inline bint _has_credit(accumulator_t* acc, outlet_t* outlet, int64_t now) noexcept nogil:

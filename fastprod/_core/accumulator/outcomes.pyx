@@ -240,28 +240,44 @@ cdef void unlink_flying(lane_t* lane, chunk_t* chunk) noexcept nogil:
     chunk.flying = 0
 
 
+cdef int64_t fail_head(accumulator_t* acc, lane_t* lane, int32_t error) noexcept nogil:
+    """Ends what waits in the lane's first chunk; returns how many."""
+    cdef chunk_t* chunk = lane.head
+    cdef int64_t n = chunk.count - chunk.sent
+    lane.head = chunk.next
+    if lane.head == NULL:
+        lane.tail = NULL
+        lane.batch_open = False
+        _unlist(lane)
+    chunk.next = NULL
+    _seal(acc, chunk)
+    lane.broken = acc.strict
+    fail_unsent(acc, chunk, error)
+    return n
+
+
 cdef int64_t fail_lane(accumulator_t* acc, lane_t* lane, int32_t error, int64_t before_us) noexcept nogil:
-    cdef chunk_t* chunk
     cdef int64_t n = 0
     while lane.head != NULL and lane.head.created_us < before_us:
-        chunk = lane.head
-        lane.head = chunk.next
-        if lane.head == NULL:
-            lane.tail = NULL
-            lane.batch_open = False
-            _unlist(lane)
-        chunk.next = NULL
-        _seal(acc, chunk)
-        n += chunk.count - chunk.sent
-        lane.broken = acc.strict
-        fail_unsent(acc, chunk, error)
+        n += fail_head(acc, lane, error)
+    return n
+
+
+cdef int64_t _fail_behind(accumulator_t* acc, lane_t* lane, int32_t error) noexcept nogil:
+    """Ends what waits behind the first chunk, which somebody is looking at."""
+    cdef chunk_t* first = lane.head
+    cdef int64_t n
+    lane.head = first.next
+    n = fail_lane(acc, lane, error, INT64_MAX)
+    first.next = NULL
+    lane.head = lane.tail = first
     return n
 
 
 cdef int64_t fail_waiting(accumulator_t* acc, int32_t error, int64_t before_us) noexcept nogil:
     """Ends waiting records older than `before_us` (INT64_MAX: all of them); returns how many.
 
-    A thread may be asking a Python partitioner about some: it gives them up itself when it sees that `drops` has grown.
+    A thread may be asking a Python partitioner about a chunk: it gives that up itself when it sees that `drops` has grown.
     """
     cdef int64_t n = 0
     cdef topic_t* topic = acc.topics
@@ -278,6 +294,8 @@ cdef int64_t fail_waiting(accumulator_t* acc, int32_t error, int64_t before_us) 
     while topic != NULL:
         if not topic.routing:
             n += fail_lane(acc, topic.undecided, error, before_us)
+        elif before_us == INT64_MAX:
+            n += _fail_behind(acc, topic.undecided, error)
         topic = topic.next
     return n
 

@@ -36,6 +36,15 @@ cdef inline bint _fills_request(accumulator_t* acc, chunk_t* chunk, int64_t byte
     )
 
 
+cdef inline bint _is_too_old(accumulator_t* acc, lane_t* lane, chunk_t* chunk) noexcept nogil:
+    """Whether a record of now would be wrong about its age and timestamp, which are the chunk's."""
+    if acc.place_us:
+        return acc.place_us - chunk.created_us > SPAN_US
+    if lane == lane.topic.undecided or acc.linger_us > SPAN_US:
+        return fp_about_now_us() - chunk.created_us > SPAN_US
+    return lane.where != LIST_LINGER and fp_about_now_us() - chunk.created_us > acc.span_us
+
+
 cdef int _place(accumulator_t* acc, lane_t* lane, record_t* record) noexcept nogil:
     """Copies (or points to) the record in the lane's last chunk. Changes nothing when it fails."""
     cdef bint undecided = lane == lane.topic.undecided
@@ -61,11 +70,7 @@ cdef int _place(accumulator_t* acc, lane_t* lane, record_t* record) noexcept nog
         or chunk.epoch != acc.place_epoch
         or (rich and not chunk.rich)
         or chunk.aged != (acc.place_us != 0)  # later records must not inherit the age of those that waited
-        # Age and timestamp are the chunk's: where records may wait long, a chunk spans little time.
-        or (
-            (undecided or acc.place_us or acc.linger_us > SPAN_US)
-            and (acc.place_us if acc.place_us else fp_now_us()) - chunk.created_us > SPAN_US
-        )
+        or _is_too_old(acc, lane, chunk)
         or _is_full(chunk, data + (_run_bytes(chunk) if chunk.last_run.block != record.block else 0))
         or _fills_request(acc, chunk, record.headers_size + size + key_size)
     ):

@@ -139,6 +139,8 @@ cdef int64_t append_run(
     chunk = lane.tail
     if chunk.sealed or chunk.rich or chunk.aged or chunk.last_run.block != block or chunk.epoch != acc.place_epoch:
         return 0
+    if _is_too_old(acc, lane, chunk):
+        return 0
     capacity = chunk.capacity
     if acc.request_bytes:
         if acc.hasty and not is_heard(lane):

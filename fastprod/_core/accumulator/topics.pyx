@@ -6,6 +6,7 @@ cdef int accumulator_init(accumulator_t* acc) noexcept nogil:
     fp_cond_init(&acc.work)
     fp_cond_init(&acc.done)
     acc.levels = max(acc.levels, 1)
+    acc.span_us = HELD_SPAN_US if acc.timeout_us == 0 else min(HELD_SPAN_US, acc.timeout_us >> 3)
     return 0
 
 

@@ -71,6 +71,8 @@ cdef void _take_metadata(client_t* client, topic_t* topic, const rd_kafka_metada
 cdef void _route(client_t* client, topic_t* topic) noexcept nogil:
     """What waited for metadata can go to its lanes. The lock is held, and let go in between."""
     if client.acc.policy == POLICY_PYTHON:  # only the callers' threads may ask a Python partitioner
+        if topic.partitions and topic.undecided.head != NULL:
+            fp_store64(&client.acc.placeable, 1)
         tell_news(&client.acc)
         return
     while topic.partitions and not client.stop and route_undecided(&client.acc, topic, NULL) > 0:

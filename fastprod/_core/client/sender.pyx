@@ -186,11 +186,13 @@ cdef void* sender_main(void* argument) noexcept nogil:
             pthread_mutex_unlock(&acc.lock)
             drain(client)
             pthread_mutex_lock(&acc.lock)
+        if acc.split:
+            release_split(acc)
         lane = next_ready(acc, now)
         if lane == NULL and (client.news or client.stop):
             continue
         if lane == NULL:
-            now = next_deadline(acc, now)
+            now = min(next_deadline(acc, now), now + RETRY_US if acc.split else INT64_MAX)
             if acc.timeout_us:
                 now = min(now, checked + max(acc.timeout_us >> 2, 1000))
             acc.sender_waiting = True

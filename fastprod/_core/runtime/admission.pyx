@@ -114,8 +114,11 @@ cdef int admit(Runtime self, topic_t* topic, record_t* record) except -1:
     cdef int32_t chosen
     cdef int status = APPEND_NO_CHOICE
     while status == APPEND_NO_CHOICE:  # the partitions have become known meanwhile
-        if self.partitioner is not None and record.partition < 0:
-            record.partition = ask_partitioner(self, topic, record)
+        if self.partitioner is not None:
+            if fp_load64(&acc.placeable):
+                place_undecided(self)  # of whatever topic: there may be no other call for it
+            if record.partition < 0:
+                record.partition = ask_partitioner(self, topic, record)
         pthread_mutex_lock(&acc.lock)
         status = append(acc, topic, record, &chosen)
         pthread_mutex_unlock(&acc.lock)
@@ -291,6 +294,7 @@ cdef int place_undecided(Runtime self) except -1:
     cdef topic_t* topic
     if self.partitioner is None:
         return 0
+    fp_store64(&self.client.acc.placeable, 0)
     topic = self.client.acc.topics
     while topic != NULL:
         if topic.undecided.head != NULL and topic.partitions:
@@ -334,16 +338,18 @@ cdef int place_topic(Runtime self, topic_t* topic) except -1:
             pthread_mutex_lock(&acc.lock)
             topic.routing = False
             if acc.drops != drops:
-                fail_lane(acc, topic.undecided, ERR__PURGE_QUEUE, INT64_MAX)
+                fail_head(acc, topic.undecided, ERR__PURGE_QUEUE)
+            fp_store64(&acc.placeable, 1)
             pthread_mutex_unlock(&acc.lock)
             raise
         pthread_mutex_lock(&acc.lock)
         topic.routing = False
-        if acc.drops != drops:  # purged, aborted or closed meanwhile
-            fail_lane(acc, topic.undecided, ERR__PURGE_QUEUE, INT64_MAX)
-            moved = 0
+        if acc.drops != drops:  # purged, aborted or closed meanwhile: the chunk, not what came after that
+            fail_head(acc, topic.undecided, ERR__PURGE_QUEUE)
         else:
             moved = route_undecided(acc, topic, wanted)
+            if moved < 0:
+                fp_store64(&acc.placeable, 1)
         pthread_mutex_unlock(&acc.lock)
         free(wanted)
     return 0

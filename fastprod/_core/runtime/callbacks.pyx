@@ -61,7 +61,7 @@ cdef int64_t flush(Runtime self, double timeout) except -1:
     cdef int64_t seen
     cdef int64_t until = _until(timeout)
     cdef bint idle
-    self.check()
+    self.check_fork()  # another thread may close it at any time: it ends then
     memset(&flusher, 0, sizeof(flusher_t))
     with nogil:
         pthread_mutex_lock(&acc.lock)
