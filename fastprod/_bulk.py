@@ -205,8 +205,9 @@ def _arrow(source: Any) -> Any:
 
 
 def integers(source: Any, name: str, count: int, dtype: str, absent: int, start: int = 0) -> Any:
-    """Partitions, timestamps or the like as an array, or None; what is null or masked becomes `absent`.
+    """Partitions, timestamps or the like as an array of our own, or None; what is null or masked becomes `absent`.
 
+    The caller's may change, and records that failed are told as they were given.
     `start` is the number of the first record in the call, for error texts.
     """
     if source is None:
@@ -254,7 +255,7 @@ def integers(source: Any, name: str, count: int, dtype: str, absent: int, start:
         row = int(wrong.argmax())
         raise _beyond(name, start + row, array[row], limits)
     if nulls is None or not nulls.any():
-        return np.ascontiguousarray(array, dtype=dtype)
+        return np.array(array, dtype=dtype, order="C") if items is None else np.ascontiguousarray(array, dtype=dtype)
     array = array.astype(dtype)
     array[nulls] = absent
     return array

@@ -73,8 +73,12 @@ ctypedef struct rich_t:       # follows the slot in chunks of records with callb
 
 ctypedef struct failure_t:
     int64_t index
+    topic_t* topic
     int32_t error
     int32_t partition
+    char* copy                # owned: value and key as they were given; NULL = they still are where they came from
+    int32_t size              # of the value in the copy, -1 = null
+    int32_t key_size
 
 ctypedef struct extent_t:     # what a bulk call wrote to one partition
     topic_t* topic
@@ -98,6 +102,7 @@ ctypedef struct block_t:      # records of a bulk call that share their source b
     int32_t refs              # the Python side and every chunk: at 1 librdkafka is done with the buffers
     receipt_t* receipt        # counted reference
     int64_t taken             # records that were accepted
+    bint fleeting             # the buffers may be written to: chunks have copies, and so must failures
     failure_t* failures       # owned
     int64_t failure_count
     int64_t failure_capacity

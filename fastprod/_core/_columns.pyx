@@ -190,8 +190,8 @@ cdef class Column:
         cdef Py_ssize_t size
         try:
             if isinstance(item, bytes):
-                cell.data = item
-                cell.size = len(item)
+                cell.data = PyBytes_AS_STRING(<PyObject*> item)
+                cell.size = PyBytes_GET_SIZE(<PyObject*> item)  # len() is what a subclass says
             elif isinstance(item, str):
                 cell.data = PyUnicode_AsUTF8AndSize(item, &size)  # cached in the str, lives as long
                 cell.size = size

@@ -1151,6 +1151,144 @@ def test_mutable_keys_with_immutable_values(cluster: MockCluster, make: Callable
     assert {key for key, _ in pairs(cluster)} == {b"key-%d" % n for n in range(10)}
 
 
+def over(memory: bytearray, kind: pa.DataType, count: int) -> pa.Array:
+    """Arrow data in memory that is not Arrow's own."""
+    return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(memory)])
+
+
+def forms_of_memory(size: int) -> list[tuple[Any, Callable[[], object]]]:
+    """Columns of b"aa...", b"", None or two of these, and what overwrites them."""
+    found: list[tuple[Any, Callable[[], object]]] = []
+    fixed = np.ma.MaskedArray(np.array([b"a" * size, b"", b"z"]), mask=[False, False, True])
+    found.append((fixed, lambda: fixed.data.fill(b"X" * size)))
+    items = [bytearray(b"a" * size), b"", None]
+    found.append((items, lambda: items[0].__setitem__(slice(None), b"X" * size)))  # type: ignore[union-attr]
+    array = np.full(size, ord("a"), dtype=np.uint8)
+    found.append(([memoryview(array), b"", None], lambda: array.fill(ord("X"))))
+    flat = bytearray(b"a" * size)
+    found.append(((np.array([0, size, size]), flat), lambda: flat.__setitem__(slice(None), b"X" * size)))
+    data = bytearray(b"a" * size)
+    offsets = pa.py_buffer(np.array([0, size, size], "int32"))
+    arrow = pa.Array.from_buffers(pa.binary(), 2, [None, offsets, pa.py_buffer(data)])
+    found.append((arrow, lambda: data.__setitem__(slice(None), b"X" * size)))
+    return found
+
+
+@pytest.mark.parametrize("size", [20, 3000])
+@pytest.mark.parametrize("how", ["refused", "lingering", "in flight", "no metadata"])
+def test_what_failed_is_told_as_it_was_given_though_its_memory_has_changed(
+    cluster: MockCluster, make: Callable[..., Producer], how: str, size: int
+) -> None:
+    producer = make(linger_ms=600_000 if how == "lingering" else 0, batch_size=500_000)
+    if how == "no metadata":
+        cluster.down()
+    else:
+        done(producer.produce_many("t", [b"warm"] * PARTITIONS, partitions=list(range(PARTITIONS))), PARTITIONS)
+    if how == "refused":
+        cluster.push_errors("Produce", *["TOPIC_AUTHORIZATION_FAILED"] * 100)
+    elif how == "in flight":
+        cluster.set_rtt(60_000)
+    receipts = []
+    given: list[Any] = [b"a" * size, b"", None]
+    for place, (source, change) in enumerate(forms_of_memory(size)):
+        count = len(source) if not isinstance(source, tuple) else len(source[0]) - 1
+        keys = [bytearray(b"key-%d" % n) for n in range(count)]
+        partitions = np.full(count, place % PARTITIONS, "int32")
+        timestamps = np.arange(1000, 1000 + count)
+        receipts.append(producer.produce_many("t", source, keys, partitions=partitions, timestamps=timestamps))
+        receipts.append(producer.produce_many("t", [b"v"] * count, source, partitions=partitions))
+        change()
+        for key in keys:
+            key[:] = b"XXXXX"
+        partitions[:] = 3 - place % PARTITIONS
+        timestamps[:] = 9
+    if how != "refused":
+        producer.purge()
+    for place, (by_value, by_key) in enumerate(zip(receipts[::2], receipts[1::2], strict=True)):
+        assert by_value.wait(120)
+        assert by_key.wait(120)
+        count = by_value.total
+        assert (by_value.failed, by_key.failed) == (count, count)
+        where = place % PARTITIONS
+        assert [failed.record for failed in by_value.errors] == [
+            ("t", b"key-%d" % n, given[n], where, None, 1000 + n) for n in range(count)
+        ]
+        assert [failed.record for failed in by_key.errors] == [
+            ("t", given[n], b"v", where, None, None) for n in range(count)
+        ]
+    cluster.set_rtt(0)
+
+
+def test_a_topic_column_is_told_as_it_was_given(make: Callable[..., Producer]) -> None:
+    producer = make(linger_ms=600_000)
+    topics = bytearray(b"tut")
+    table = pa.table({"value": [b"0", b"1", b"2" * 2_000_000], "topic": over(topics, pa.binary(1), 3)})
+    receipt = producer.produce_arrow(table)
+    topics[:] = b"xxx"
+    producer.purge()
+    assert receipt.wait(120)
+    assert [failed.record.topic for failed in receipt.errors if failed.record] == ["t", "u", "t"]
+
+
+@pytest.mark.parametrize("form", ["numpy", "column of a table", "Arrow", "masked", "times"])
+def test_partitions_and_timestamps_are_told_as_they_were_given(make: Callable[..., Producer], form: str) -> None:
+    """Though the values need no copy."""
+    producer = make(linger_ms=600_000)
+    chosen, times = np.array([2, 1, 0], "int32"), np.array([1000, 2000, 3000])
+    partitions: Any = chosen
+    timestamps: Any = times
+    if form == "column of a table":  # has strides
+        partitions, timestamps = np.array([chosen, chosen]).T[:, 1], np.array([times, times]).T[:, 1]
+        chosen, times = partitions, timestamps
+    elif form == "Arrow":
+        partitions = pa.Array.from_buffers(pa.int32(), 3, [None, pa.py_buffer(chosen)])
+        timestamps = pa.Array.from_buffers(pa.timestamp("ms"), 3, [None, pa.py_buffer(times)])
+    elif form == "masked":
+        partitions, timestamps = np.ma.MaskedArray(chosen), np.ma.MaskedArray(times)
+    elif form == "times":
+        timestamps = times.view("datetime64[ms]")
+    receipt = producer.produce_many("t", [b"v" * 1000] * 3, partitions=partitions, timestamps=timestamps)
+    chosen[:] = 3
+    times[:] = 9
+    producer.purge()
+    assert receipt.wait(120)
+    told = [failed.record for failed in receipt.errors if failed.record]
+    assert [record.partition for record in told] == [2, 1, 0]
+    assert [record.timestamp for record in told] == [1000, 2000, 3000]
+
+
+def test_what_was_rejected_is_told_as_it_was_given(producer: Producer) -> None:
+    items = [bytearray(b"a" * 2_000_000), bytearray(b"b")]
+    strings = np.array([b"c", b"d"])
+    stamps = np.array([-5, 1000])
+    large = producer.produce_many("t", items, strings)
+    early = producer.produce_many("t", strings, timestamps=stamps)
+    items[0][:] = b"X" * 2_000_000
+    strings[:] = b"X"
+    stamps[:] = 9
+    assert large.wait(120)
+    assert early.wait(120)
+    assert [failed.record for failed in large.errors] == [("t", b"c", b"a" * 2_000_000, None, None, None)]
+    assert [failed.record for failed in early.errors] == [("t", None, b"c", None, None, -5)]
+
+
+def test_what_was_accepted_before_the_buffer_was_full_is_told_as_it_was_given(
+    cluster: MockCluster, make: Callable[..., Producer]
+) -> None:
+    producer = make(buffer_memory=100_000, max_block_ms=0)
+    cluster.down()
+    strings = np.array([b"%03d" % n * 100 for n in range(900)])
+    given = strings.tolist()
+    receipt = producer.produce_many("t", strings)
+    strings[:] = b"X"
+    producer.purge()
+    assert receipt.wait(120)
+    assert 0 < receipt.accepted < 900
+    told = [failed.record.value for failed in receipt.errors if failed.record]
+    assert told[: receipt.accepted] == given[: receipt.accepted]
+    assert told[receipt.accepted :] == [b"X"] * (900 - receipt.accepted)  # read from where it still is
+
+
 @pytest.mark.parametrize("size", [100, 2000])
 def test_a_call_larger_than_the_buffer_streams_through(
     cluster: MockCluster, make: Callable[..., Producer], size: int

@@ -405,6 +405,18 @@ def test_an_index_out_of_range() -> None:
         column.__init__([b"b"])
 
 
+def test_bytes_that_lie_about_their_length() -> None:
+    class Longer(bytes):
+        def __len__(self) -> int:
+            return 100
+
+    class Negative(bytes):
+        def __len__(self) -> int:
+            return -1
+
+    assert contents([Longer(b"abc"), Negative(b"abc"), Longer(b"")]) == [b"abc", b"abc", b""]
+
+
 def test_the_list_may_change_afterwards() -> None:
     items = [b"key-%d" % number for number in range(1000)] + [None, "é" * 50, bytearray(b"x")]
     expected = [item.encode() if isinstance(item, str) else item and bytes(item) for item in items]

@@ -54,8 +54,8 @@ cdef void _tell_receipt(chunk_t* chunk, run_t* run) noexcept nogil:
             if slot.state != 0 and slot.state != MOVED:
                 _block_add_failure(
                     run.block,
-                    slot.index,
-                    error_of(slot),
+                    chunk.lane.topic,
+                    slot,
                     rich_at(chunk, i).partition if chunk.rich else chunk.lane.partition,
                 )
     if acknowledged:

@@ -1,11 +1,14 @@
 # What bulk calls are told: counts, failures, offsets.
 
 cdef void block_release(block_t* block) noexcept nogil:
+    cdef int64_t i
     if block != NULL:
         block.refs -= 1
         if block.refs == 0:
             if block.receipt != NULL:
                 receipt_release(block.receipt)
+            for i in range(block.failure_count):
+                free(block.failures[i].copy)
             free(block.failures)
             free(block)
 
@@ -17,10 +20,11 @@ cdef void receipt_release(receipt_t* receipt) noexcept nogil:
         free(receipt)
 
 
-cdef int _block_add_failure(block_t* block, int64_t index, int32_t error, int32_t partition) noexcept nogil:
+cdef int _block_add_failure(block_t* block, topic_t* topic, const slot_t* slot, int32_t partition) noexcept nogil:
     """Notes a failed record; when even that finds no memory the receipt's count still tells (-1)."""
     cdef int64_t capacity
     cdef void* grown
+    cdef failure_t* failure
     if block.failure_count == block.failure_capacity:
         capacity = max(16, block.failure_capacity * 2)
         grown = realloc(block.failures, capacity * sizeof(failure_t))
@@ -28,11 +32,30 @@ cdef int _block_add_failure(block_t* block, int64_t index, int32_t error, int32_
             return -1
         block.failures = <failure_t*>grown
         block.failure_capacity = capacity
-    block.failures[block.failure_count].index = index
-    block.failures[block.failure_count].error = error
-    block.failures[block.failure_count].partition = partition
+    failure = &block.failures[block.failure_count]
+    failure.index = slot.index
+    failure.topic = topic
+    failure.error = error_of(slot)
+    failure.partition = partition
+    failure.copy = NULL
+    if block.fleeting:
+        _copy_failed(failure, slot)
     block.failure_count += 1
     return 0
+
+
+cdef void _copy_failed(failure_t* failure, const slot_t* slot) noexcept nogil:
+    """Takes a record out of its chunk, the only place that still has it for sure; nothing when memory is short."""
+    failure.copy = <char*>malloc(<size_t>slot.size + slot.key_size + 1)  # at least one: NULL is no copy
+    if failure.copy == NULL:
+        return
+    failure.size = failure.key_size = -1
+    if slot.payload != NULL:
+        failure.size = <int32_t>slot.size
+        memcpy(failure.copy, slot.payload, slot.size)
+    if slot.key != NULL:
+        failure.key_size = <int32_t>slot.key_size
+        memcpy(failure.copy + slot.size, slot.key, slot.key_size)
 
 
 cdef extent_t* _extent_place(extent_t* extents, int32_t capacity, topic_t* topic, int32_t partition) noexcept nogil:

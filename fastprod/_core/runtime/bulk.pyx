@@ -30,6 +30,7 @@ cdef int submit(
     receipt.unlock()
     block.receipt = receipt
     block.c.receipt = receipt.c
+    block.c.fleeting = not zero_copy
     block.first = receipt.next_index
     block.count = n
     block.values = values
@@ -262,7 +263,7 @@ cdef int submit_one(
     except (TypeError, ValueError, KafkaException) as error:
         if isinstance(error, KafkaException) and error.args[0].code() == ERR__STATE:
             raise
-        block.rejected[index] = error.with_traceback(None)
+        block.rejected[index] = error.with_traceback(None), block.now(receipt.topic, index)
         receipt.rejected += 1
         end_topic(self, topic)
         if self.transactional:  # nothing is raised: the commit must know

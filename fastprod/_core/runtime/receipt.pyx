@@ -8,7 +8,7 @@ cdef class Block:
     cdef bint busy              # its records are being handed in
     cdef int64_t first          # index of its first record in the receipt
     cdef int64_t count
-    cdef dict rejected          # index -> exception: never accepted
+    cdef dict rejected          # index -> (exception, Record unless it can be made later): never accepted
     cdef int64_t full_from      # nor was any from here on, for want of room; -1 = none
     cdef object full_error
     cdef Column values
@@ -38,19 +38,42 @@ cdef class Block:
         """How many were never accepted."""
         return len(self.rejected) + (self.count - self.full_from if self.full_from >= 0 else 0)
 
-    cdef record(self, topic, int64_t index, partition):
-        """The record at a position of the receipt."""
+    cdef record(self, topic, int64_t index):
+        """A record that was never accepted, by its position in the receipt, as its columns show it now."""
         at = index - self.first
-        if partition is None or partition < 0:
-            partition = None if self.partitions is None or self.partitions[at] < 0 else int(self.partitions[at])
         return Record(
             topic if self.topics is None else _cell(self.topics, at, True),
             _cell(self.keys, at, False),
             _cell(self.values, at, False),
-            partition,
+            self.partition(at, -1),
             None if self.headers is None else self.headers[at],
             None if self.timestamps is None else int(self.timestamps[at]),
         )
+
+    cdef now(self, topic, int64_t index):
+        """The same, if the columns may show something else later; else None."""
+        if self.c.fleeting or not (self.topics is None or self.topics.immutable):
+            return self.record(topic, index)
+        return None
+
+    cdef failed(self, const failure_t* failure):
+        """A record that was accepted."""
+        at = failure.index - self.first
+        return Record(
+            <object>failure.topic.label,
+            _cell(self.keys, at, False) if failure.copy == NULL
+            else _bytes(failure.copy + max(failure.size, 0), failure.key_size),
+            _cell(self.values, at, False) if failure.copy == NULL else _bytes(failure.copy, failure.size),
+            self.partition(at, failure.partition),
+            None if self.headers is None else self.headers[at],
+            None if self.timestamps is None else int(self.timestamps[at]),
+        )
+
+    cdef partition(self, int64_t at, int32_t final):
+        """Where a record went to, or should have gone to."""
+        if final >= 0:
+            return final
+        return None if self.partitions is None or self.partitions[at] < 0 else int(self.partitions[at])
 
 
 cdef class Receipt:
@@ -150,7 +173,11 @@ cdef class Receipt:
 
     @property
     def errors(self):
-        """List of FailedRecord(index, error, record), by index."""
+        """List of FailedRecord(index, error, record), by index.
+
+        Records are as they were given, whatever has become of the memory they came from. Two things are not copied, and
+        looked up where the caller has them: what found no room in the buffer (that may be millions), and headers.
+        """
         found = {}
         for block in list(self.blocks.values()):
             self.add_failed(block, found)
@@ -175,14 +202,14 @@ cdef class Receipt:
             raise MemoryError()
         try:
             for i in range(n):
-                found[copy[i].index] = (copy[i].error, block.record(self.topic, copy[i].index, copy[i].partition))
+                found[copy[i].index] = (copy[i].error, block.failed(&copy[i]))  # what it owns stays with the block
         finally:
             free(copy)
-        for index, error in list(block.rejected.items()):
-            found[index] = (error, block.record(self.topic, index, None))
+        for index, (error, record) in list(block.rejected.items()):
+            found[index] = (error, block.record(self.topic, index) if record is None else record)
         if block.full_from >= 0:
             for i in range(block.first + block.full_from, block.first + block.count):
-                found[i] = (block.full_error, block.record(self.topic, i, None))
+                found[i] = (block.full_error, block.record(self.topic, i))
 
     @property
     def offsets(self):
@@ -237,6 +264,10 @@ cdef class Receipt:
             f"<Receipt {self.total} records: {self.accepted} accepted, {self.acknowledged} acknowledged, "
             f"{self.failed} failed>"
         )
+
+
+cdef _bytes(const char* data, int32_t size):
+    return None if size < 0 else data[:size]
 
 
 cdef _cell(Column column, index, bint text):
