@@ -14,6 +14,7 @@ cdef bytes pack_headers(headers):
     cdef headers_t head
     cdef header_t entry
     cdef int64_t wire = 0
+    cdef uint32_t count = 0
     if type(headers) is dict:
         items = headers.items()
     elif isinstance(headers, list):
@@ -32,23 +33,24 @@ cdef bytes pack_headers(headers):
         if not isinstance(name, str):
             raise TypeError(f"a header's name must be str, not {type(name).__name__}")
         if isinstance(value, str):
-            value = value.encode()
-        elif value is not None and not isinstance(value, bytes):
+            value = str.encode(value)  # str's own, and bytes' own: what is packed is as long as it says
+        elif value is not None and type(value) is not bytes:
             try:
                 value = bytes(memoryview(value))
             except TypeError:
                 raise TypeError(
                     f"header {name!r} must be bytes, str, None or a buffer, not {type(value).__name__}"
                 ) from None
-        name = name.encode()
+        name = str.encode(name)
         entry.name_size = len(name)
         entry.value_size = NO_VALUE if value is None else len(value)
         wire += field_size(len(name)) + field_size(-1 if value is None else len(value))
+        count += 1
         parts.append((<const char*>&entry)[:sizeof(header_t)])
         parts.append(name)
         if value is not None:
             parts.append(value)
-    head.count = len(items)
+    head.count = count
     head.wire = <uint32_t>(wire + varint_size(head.count))
     head.unused = 0
     packed = b"".join(parts)

@@ -1082,3 +1082,23 @@ def test_a_closed_producer_takes_nothing(cluster: MockCluster) -> None:
         producer.produce_batch("t", [{"value": b"x"}])
     with pytest.raises((RuntimeError, KafkaException)):
         producer.produce_many("t", [b"x"])
+
+
+class _Lying(bytes):
+    def __len__(self) -> int:
+        return 100
+
+
+class _LyingText(str):
+    __slots__ = ()
+
+    def encode(self, *args: object) -> bytes:  # type: ignore[override]
+        return _Lying(b"x")
+
+
+def test_headers_are_as_long_as_they_are_not_as_they_say(mock_cluster: MockCluster) -> None:
+    with Producer({"bootstrap.servers": mock_cluster.bootstrap_servers, "log_level": 0}) as producer:
+        producer.produce("t", b"v", headers=[("a", _Lying(b"abc")), (_LyingText("name"), _LyingText("text"))])
+        producer.produce_many("t", [b"v"], headers=[[("a", _Lying(b"abc")), (_LyingText("name"), _LyingText("text"))]])
+    found = [record.headers() for record in mock_cluster.records("t")]
+    assert found == [[("a", b"abc"), ("name", b"text")]] * 2
