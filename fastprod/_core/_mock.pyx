@@ -26,6 +26,13 @@ cdef extern from "<unistd.h>" nogil:
     int getpid()
     int usleep(unsigned int)
 
+cdef extern from "<signal.h>" nogil:
+    ctypedef struct sigset_t:
+        pass
+    int SIG_SETMASK
+    int sigfillset(sigset_t*)
+    int pthread_sigmask(int, const sigset_t*, sigset_t*)
+
 cdef enum:
     PRODUCE = 0
     FETCH = 1
@@ -62,6 +69,7 @@ cdef class Cluster:
 
     def __init__(self, int brokers):
         cdef char reason[512]
+        cdef sigset_t every, usual
         cdef rd_kafka_conf_t* conf
         if self._client != NULL:
             raise RuntimeError("a mock cluster starts only once")
@@ -81,7 +89,11 @@ cdef class Cluster:
             rdkafka.conf_destroy(conf)
             raise RuntimeError(f"librdkafka could not create the mock cluster's client: {reason.decode()}")
         with nogil:
+            # The brokers' thread inherits this: librdkafka ends it, and later frees it twice, when a signal wakes it.
+            sigfillset(&every)
+            pthread_sigmask(SIG_SETMASK, &every, &usual)
             self._cluster = rdkafka.mock_cluster_new(self._client, brokers)
+            pthread_sigmask(SIG_SETMASK, &usual, NULL)
         if self._cluster == NULL:
             raise RuntimeError(f"librdkafka could not start {brokers} mock brokers; are sockets left?")
         with nogil:

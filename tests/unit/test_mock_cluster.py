@@ -559,3 +559,14 @@ def test_the_plugin_costs_nothing_until_used(tmp_path: Path) -> None:
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert "2 passed" in finished.stdout
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads what threads block from Linux's /proc")
+def test_signals_do_not_reach_the_brokers_thread() -> None:
+    """librdkafka's ends when one wakes it, and closing the cluster then crashes."""
+    with MockCluster(1):
+        threads = [task for task in Path("/proc/self/task").iterdir() if "mock" in (task / "comm").read_text()]
+        assert threads
+        for thread in threads:
+            status = dict(line.split(":", 1) for line in (thread / "status").read_text().splitlines() if ":" in line)
+            assert int(status["SigBlk"], 16) >> (signal.SIGALRM - 1) & 1
