@@ -32,6 +32,7 @@ from fastprod.spark._worker import (
     NO_SPECULATION,
     PENDING,
     claim_batches,
+    learnt,
     number_batches,
     report_batches,
     report_none,
@@ -431,7 +432,7 @@ def _run_claiming(rows: DataFrame, sink: Sink, shape: Shape | None) -> list[Any]
     with _local_properties(spark, settings):
         partitions = job._jdf.queryExecution().toRdd().getNumPartitions()
     sink = claim(replace(sink, partitions=partitions))
-    told = {"job": sink.job, "batch": sink.batch, "partitions": partitions, "claim": sink.claim}
+    told = {"job": sink.job, "batch": sink.batch, **learnt(sink)}
     with _local_properties(spark, {CLAIM: json.dumps(told)}):
         return _checked(job.collect(), sink)
 
@@ -448,7 +449,7 @@ def _claim_there(spark: SparkSession, sink: Sink) -> Sink:
         return claim_batches(sink, batches)
 
     (row,) = spark.range(0, 1, 1, 1).mapInArrow(run, "claim string").collect()
-    return replace(sink, claim=row.claim)
+    return replace(sink, **json.loads(row.claim))
 
 
 @contextmanager
