@@ -14,7 +14,7 @@ pa = pytest.importorskip("pyarrow")
 
 import pyarrow.compute as pc  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
-from pyarrow.fs import LocalFileSystem, SubTreeFileSystem  # noqa: E402
+from pyarrow.fs import FSSpecHandler, LocalFileSystem, PyFileSystem, SubTreeFileSystem  # noqa: E402
 
 from fastprod.encoding import Json  # noqa: E402
 from fastprod.spark import _export, _files, _once, _reading  # noqa: E402
@@ -324,3 +324,66 @@ def test_a_quote_that_nobody_closes_is_refused_in_other_encodings_too(tmp_path: 
     (tmp_path / "a.csv").write_bytes('a,b\n1,"x\n2,y\n'.encode("utf-16-le"))
     with pytest.raises((SourceError, ExportError), match=r"a\.csv.*quote"):
         rows(tmp_path, text=TextOptions({"encoding": "utf-16-le"}))
+
+
+class Remembering:
+    """As far as Arrow asks it, a file system of fsspec that remembers its listings, as that of S3 does."""
+
+    protocol = "remembering"
+
+    def __init__(self) -> None:
+        self._known: dict[str, dict[str, dict[str, Any]]] = {}
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        self._known.clear()
+
+    def find(self, path: str, **_: Any) -> dict[str, dict[str, Any]]:
+        if path not in self._known:
+            self._known[path] = {str(one): self._told(one) for one in sorted(Path(path).iterdir())}
+        return self._known[path]
+
+    def info(self, path: str) -> dict[str, Any]:
+        known = self._known.get(os.path.dirname(path), {})
+        return known[path] if path in known else self._told(Path(path))
+
+    def _told(self, path: Path) -> dict[str, Any]:
+        if path.is_dir():
+            return {"name": str(path), "type": "directory", "size": 0}
+        content = path.read_bytes()
+        return {"name": str(path), "type": "file", "size": len(content), "ETag": str(hash(content))}
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    isdir = staticmethod(os.path.isdir)
+    isfile = staticmethod(os.path.isfile)
+
+    def open(self, path: str, mode: str) -> Any:
+        return open(path, mode)
+
+
+@pytest.mark.parametrize("form", ["plain", "subtree"])
+def test_files_that_are_new_or_others_are_seen_though_fsspec_remembers_its_listings(tmp_path: Path, form: str) -> None:
+    """Its file systems live as long as their process: a driver, or a worker that Spark uses again."""
+    system: Any = PyFileSystem(FSSpecHandler(Remembering()))
+    source: Any = str(tmp_path)
+    if form == "subtree":
+        system, source = SubTreeFileSystem(str(tmp_path.parent), system), tmp_path.name
+    names = lambda: [Path(file.path).name for file in _files.listed(source, system=system).files]  # noqa: E731
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "a.parquet")
+    assert names() == ["a.parquet"]
+    pq.write_table(pa.table({"a": [2]}), tmp_path / "b.parquet")
+    assert names() == ["a.parquet", "b.parquet"]
+    assert names() == ["a.parquet", "b.parquet"]
+
+
+def test_a_file_that_changes_is_seen_by_its_task_though_fsspec_remembers_its_listing(tmp_path: Path) -> None:
+    system: Any = PyFileSystem(FSSpecHandler(Remembering()))
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "a.parquet")
+    listing = _files.listed(str(tmp_path), system=system)
+    schema = pa.schema([("a", pa.int64())])
+    reader = _reading.Reader(listing.systems, schema, pa.schema([]), ("a",))
+    reader._check(listing.files[0])
+    pq.write_table(pa.table({"a": [2]}), tmp_path / "a.parquet")
+    with pytest.raises(ExportError, match=r"a\.parquet has changed since the export began"):
+        reader._check(listing.files[0])
