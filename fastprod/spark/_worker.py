@@ -211,19 +211,22 @@ def _spare_collector() -> None:
         gc.freeze()
 
 
-_last: tuple[int, str | None, int | None, int] | None = None  # what this worker has written last
+# The attempt at a task that this worker is at, and what was written in it: job, batch and partition.
+_written: tuple[int, set[tuple[str | None, int | None, int]]] = (-1, set())
 
 
 def _check_first(attempt: int, sink: Sink, number: int) -> None:
     """A second call in the same task would find the marker of the first, and take other rows for a repetition."""
-    global _last
-    now = (attempt, sink.job, sink.batch, number)
-    if now == _last:
+    global _written
+    if _written[0] != attempt:
+        _written = (attempt, set())
+    output = (sink.job, sink.batch, number)
+    if output in _written[1]:
         raise ExportError(
             f"partition {number} of job {sink.job!r} is written twice in one task: the function of partition_writer "
             "must be given all rows of a partition in one call. Nothing of the second call was sent"
         )
-    _last = now
+    _written[1].add(output)
 
 
 def _claimed(sink: Sink, context: TaskContext | None) -> Sink:
