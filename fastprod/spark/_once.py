@@ -43,7 +43,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient
 
 from fastprod import _positions
 from fastprod._core._fingerprint import Fingerprint
@@ -285,11 +284,8 @@ def check_all(sink: Sink, partitions: int) -> None:
     """
     if sink.partitions is not None:
         return
-    client = AdminClient(_positions.client_options(sink.config))
-    listed = client.list_consumer_groups(request_timeout=_positions.ANSWER_S).result()
-    for problem in listed.errors:
-        raise problem
-    numbers = (re.fullmatch(rf"fastprod\.{re.escape(str(sink.job))}\.(\d+)", one.group_id) for one in listed.valid)
+    form = re.compile(rf"fastprod\.{re.escape(str(sink.job))}\.(\d+)")
+    numbers = map(form.fullmatch, _positions.groups(sink.config))
     others = [number for found in numbers if found and (number := int(found[1])) >= partitions]
 
     def read(number: int) -> Marker | None:

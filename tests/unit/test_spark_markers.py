@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from fastprod import _positions
-from fastprod.spark import _once
+from fastprod.spark import _once, _worker
 from fastprod.spark._once import Once, claim
 from fastprod.spark._sink import ExportError, Sink
 
@@ -133,3 +136,32 @@ def test_brokers_that_do_not_tell_how_long_they_keep_markers(brokers: Brokers) -
     del brokers.markers["fastprod.orders.job"]
     with pytest.raises(ExportError, match="forgotten"):
         may_write(sink)
+
+
+def test_brokers_that_cannot_list_their_groups_are_not_taken_to_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them may hold the marker, at another topic."""
+    problems = [KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.CLUSTER_AUTHORIZATION_FAILED]
+
+    class Admin:
+        def __init__(self, config: Any) -> None: ...
+
+        def list_consumer_groups(self, **_: Any) -> Future[Any]:
+            answer: Future[Any] = Future()
+            answer.set_result(SimpleNamespace(valid=[], errors=[KafkaException(KafkaError(problems.pop(0)))]))
+            return answer
+
+    monkeypatch.setattr(_positions, "AdminClient", Admin)
+    with pytest.raises(KafkaException, match="CLUSTER_AUTHORIZATION_FAILED"):
+        _positions.other_places({"bootstrap.servers": "x:1"}, "fastprod.orders.job", "t")
+    assert problems == []  # the first of them passes, and brokers are asked again
+
+
+def test_a_second_call_in_a_task_is_seen_though_another_writer_ran_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_worker, "_written", (0, set()))
+    audit = replace(SINK, job="audit")
+    for sink in (SINK, audit, replace(SINK, batch=1)):
+        _worker._check_first(5, sink, 0)
+    _worker._check_first(5, SINK, 1)  # another partition: a coalesce() after the writer
+    with pytest.raises(ExportError, match="partition 0 of job 'orders' is written twice in one task"):
+        _worker._check_first(5, SINK, 0)
+    _worker._check_first(6, SINK, 0)  # the next attempt
