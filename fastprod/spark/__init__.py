@@ -177,12 +177,12 @@ def write(
     if batch_rows is not None and not 1 <= batch_rows <= 10_000_000:
         raise ValueError(f"batch_rows is a number of rows from 1 to 10,000,000, or None, not {batch_rows}")
     check_name(priority)
-    shape = None
+    shape, needed = None, []
     if value is not None:
         for name, given in (("priority", priority), ("bundles", bundles)):
             if given is not None:
                 raise ValueError(f"{name} does not go with value: make the columns of Spark's sink for it")
-        shape, df = _shaped(df, topic, Shape.of(value, key, headers, timestamp, None))
+        shape, needed = _shaped(df, topic, Shape.of(value, key, headers, timestamp, None))
     elif key is not None or headers is not None or timestamp is not None:
         raise ValueError("key, headers and timestamp have no effect without value; columns of these names have")
     else:
@@ -200,8 +200,9 @@ def write(
             exactly_once = "bucket"  # a task is what the bundles make it, not what Spark's splits do
     elif exactly_once == "bucket":
         if buckets is not None or bucket_by is not None or BUCKET not in df.columns:
-            by = bucket_by if shape is None or bucket_by is not None else _plan.hashable(df.schema)
-            df = bucketed(df, BUCKETS if buckets is None else buckets, by)
+            if shape is not None and bucket_by is None:
+                bucket_by = _plan.hashable(df.select(*map(_plan.quoted, needed)).schema)
+            df = bucketed(df, BUCKETS if buckets is None else buckets, bucket_by)
     elif buckets is not None or bucket_by is not None:
         raise ValueError('buckets and bucket_by have no effect without exactly_once="bucket"')
     sink = _plan.plan(
@@ -221,24 +222,23 @@ def write(
         raise ValueError(NO_SPECULATION)
     if shape is None:
         _look_through(rows, sink, priorities=check)
-        columns = [_plan.quoted(name) for name in _plan.used_columns(df.schema, topic, priority)]
-        df = df.select(*columns, BUCKET) if sink.bucketed else df.select(*columns)
+        needed = _plan.used_columns(df.schema, topic, priority)
+    # Only now: columns that decide about buckets need not be part of a record.
+    df = df.select(*map(_plan.quoted, [*needed, BUCKET] if sink.bucketed else needed))
     with batches_of(batch_rows, df.sparkSession):
         reports = _run(df, sink, shape)
     told = (TaskReport.from_json(row.report) for row in reports)
     return ExportReport.of(told, time.monotonic() - start, spread)
 
 
-def _shaped(df: DataFrame, topic: str | None, shape: Shape) -> tuple[Shape, DataFrame]:
+def _shaped(df: DataFrame, topic: str | None, shape: Shape) -> tuple[Shape, list[str]]:
     """The shape, checked against the columns and with encoders resolved, and the columns that it needs."""
     if topic is None:
         raise ValueError("no topic: rows that are encoded need topic='...'")
     data = [name for name in df.columns if name != BUCKET]
     schema = _columns.arrow_schema(df.select(*map(_plan.quoted, data)).schema)
     needed = shape.needed(schema)
-    kept = [*needed, BUCKET] if BUCKET in df.columns else needed
-    shape = shape.resolved(_export.chosen(schema, needed))
-    return shape, df if kept == df.columns else df.select(*map(_plan.quoted, kept))
+    return shape.resolved(_export.chosen(schema, needed)), needed
 
 
 def export(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ pa = pytest.importorskip("pyarrow")
 
 import pyarrow.compute as pc  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
+from pyarrow import csv  # noqa: E402
 from pyarrow.fs import FSSpecHandler, LocalFileSystem, PyFileSystem, SubTreeFileSystem  # noqa: E402
 
 from fastprod.encoding import Json  # noqa: E402
@@ -72,6 +74,44 @@ def test_a_condition_with_many_values_is_told_from_one_with_others(tmp_path: Pat
     assert how(tmp_path, a.isin(some))["where"] != how(tmp_path, a.isin(others))["where"]
     assert how(tmp_path, "a < 7") == how(tmp_path, " a < 7\n")
     assert how(tmp_path, "a < 7")["where"] != how(tmp_path, "a < 8")["where"]
+
+
+def test_options_of_csv_are_the_same_in_every_process(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a\n1\n")
+    copy = pickle.loads(pickle.dumps(csv.ISO8601))
+    parsers, copied, others = (
+        TextOptions({"timestamp_parsers": given, "null_values": ["", "-"]})
+        for given in ([csv.ISO8601, "%d.%m.%Y"], [copy, "%d.%m.%Y"], ["%d.%m.%Y", csv.ISO8601])
+    )
+    assert how(tmp_path, text=parsers) == how(tmp_path, text=copied)
+    assert how(tmp_path, text=parsers)["schema"] != how(tmp_path, text=others)["schema"]
+    skips = TextOptions({"invalid_row_handler": lambda row: "skip"})
+    with pytest.raises(TypeError, match=r"csv has <function .*, which .* exactly_once .* Nothing was sent"):
+        how(tmp_path, text=skips)
+
+
+class Own:
+    """An encoder with a state."""
+
+    def __init__(self, **state: Any) -> None:
+        self.__dict__.update(state)
+
+    def check(self, schema: Any) -> None: ...
+
+    def encode_column(self, batch: Any, name: str = "value", base: int = 0) -> Any: ...
+
+
+def test_encoders_whose_state_is_another_in_every_process_are_refused() -> None:
+    def identity(**state: Any) -> dict[str, str]:
+        return Shape.of("v", Own(**state), None, None, None).identity()
+
+    assert identity(names={"b", "a"}, how=Json(), text="at 0x1, or at 0x2") == identity(
+        names={"a", "b"}, how=Json(), text="at 0x1, or at 0x2"
+    )
+    assert identity(names=["a"]) != identity(names=["b"])
+    for state in ({"made": lambda row: row}, {"deep": [{"o": object()}]}):
+        with pytest.raises(TypeError, match=r"key has <.* at 0x.*>, which .* exactly_once .* __repr__"):
+            identity(**state)
 
 
 def test_a_folder_that_changes_the_type_of_a_column_is_told_though_where_leaves_it_out(tmp_path: Path) -> None:
