@@ -177,7 +177,8 @@ def write(
     if batch_rows is not None and not 1 <= batch_rows <= 10_000_000:
         raise ValueError(f"batch_rows is a number of rows from 1 to 10,000,000, or None, not {batch_rows}")
     check_name(priority)
-    shape, needed = None, []
+    shape: Shape | None = None
+    needed: list[str] = []
     if value is not None:
         for name, given in (("priority", priority), ("bundles", bundles)):
             if given is not None:
@@ -516,7 +517,9 @@ def partition_writer(
 
     Exactly once is that of `write`, with the same proofs: a task has seen the mark behind the last row of its input, or
     that more rows follow where a function before this one stops early; the number of partitions is noted when Spark
-    takes the function to the executors; markers hold the rows' fingerprint. Leave spark.speculation off.
+    takes the function to the executors; markers hold the rows' fingerprint. Leave spark.speculation off. Behind a
+    shuffle of keys that come out otherwise each time, a lost executor may double and lose rows, and nobody notices:
+    Spark does so for DataFrames only. Take a checkpoint of such an RDD first.
 
     Args:
         config: of the producer, as for fastprod.Producer.

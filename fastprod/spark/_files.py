@@ -177,7 +177,7 @@ def _format_of(name: str) -> str:
 def forget_listings(system: FileSystem) -> None:
     """File systems of fsspec live as long as their process, and remember what a folder held when they first looked."""
     system = getattr(system, "base_fs", system)  # of a part of another
-    theirs = getattr(getattr(system, "handler", None), "fs", None)
+    theirs: Any = getattr(getattr(system, "handler", None), "fs", None)
     if hasattr(theirs, "invalidate_cache"):
         theirs.invalidate_cache()
     if hasattr(theirs, "dircache"):
