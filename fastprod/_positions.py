@@ -34,6 +34,7 @@ __all__ = [
     "decoded",
     "encoded",
     "end",
+    "groups",
     "has_place",
     "is_passing",
     "make_place",
@@ -60,14 +61,28 @@ PASSING = (  # while coordinators are made, move or settle a transaction; librdk
 
 def other_places(config: Mapping[str, Any], group: str, topic: str) -> list[str]:
     """Topics other than this one that hold a marker of the group."""
-    admin = AdminClient(client_options(config))
-    listed = admin.list_consumer_groups(request_timeout=ANSWER_S).result()
     # Listing a group's offsets crashes librdkafka 2.16 when a coordinator moves meanwhile, so only where there are any.
-    if all(one.group_id != group for one in listed.valid):
+    if group not in groups(config):
         return []
+    admin = AdminClient(client_options(config))
     asked = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)], request_timeout=ANSWER_S)
     found = asked[group].result().topic_partitions
     return sorted({place.topic for place in found if place.offset >= 0 and place.topic != topic})
+
+
+def groups(config: Mapping[str, Any]) -> list[str]:
+    """The names of all groups. Raises while a broker cannot tell its own: "not known" is not the same as "none"."""
+    admin = AdminClient(client_options(config))
+    found: list[str] = []
+
+    def ask() -> None:
+        listed = admin.list_consumer_groups(request_timeout=ANSWER_S).result()
+        for problem in listed.errors:
+            raise problem
+        found[:] = [one.group_id for one in listed.valid]
+
+    patiently(ask)
+    return found
 
 
 def retention_s(config: Mapping[str, Any]) -> float | None:

@@ -32,6 +32,7 @@ from fastprod.spark._worker import (
     NO_SPECULATION,
     PENDING,
     claim_batches,
+    learnt,
     number_batches,
     report_batches,
     report_none,
@@ -176,12 +177,13 @@ def write(
     if batch_rows is not None and not 1 <= batch_rows <= 10_000_000:
         raise ValueError(f"batch_rows is a number of rows from 1 to 10,000,000, or None, not {batch_rows}")
     check_name(priority)
-    shape = None
+    shape: Shape | None = None
+    needed: list[str] = []
     if value is not None:
         for name, given in (("priority", priority), ("bundles", bundles)):
             if given is not None:
                 raise ValueError(f"{name} does not go with value: make the columns of Spark's sink for it")
-        shape, df = _shaped(df, topic, Shape.of(value, key, headers, timestamp, None))
+        shape, needed = _shaped(df, topic, Shape.of(value, key, headers, timestamp, None))
     elif key is not None or headers is not None or timestamp is not None:
         raise ValueError("key, headers and timestamp have no effect without value; columns of these names have")
     else:
@@ -199,8 +201,9 @@ def write(
             exactly_once = "bucket"  # a task is what the bundles make it, not what Spark's splits do
     elif exactly_once == "bucket":
         if buckets is not None or bucket_by is not None or BUCKET not in df.columns:
-            by = bucket_by if shape is None or bucket_by is not None else _plan.hashable(df.schema)
-            df = bucketed(df, BUCKETS if buckets is None else buckets, by)
+            if shape is not None and bucket_by is None:
+                bucket_by = _plan.hashable(df.select(*map(_plan.quoted, needed)).schema)
+            df = bucketed(df, BUCKETS if buckets is None else buckets, bucket_by)
     elif buckets is not None or bucket_by is not None:
         raise ValueError('buckets and bucket_by have no effect without exactly_once="bucket"')
     sink = _plan.plan(
@@ -220,24 +223,23 @@ def write(
         raise ValueError(NO_SPECULATION)
     if shape is None:
         _look_through(rows, sink, priorities=check)
-        columns = [_plan.quoted(name) for name in _plan.used_columns(df.schema, topic, priority)]
-        df = df.select(*columns, BUCKET) if sink.bucketed else df.select(*columns)
+        needed = _plan.used_columns(df.schema, topic, priority)
+    # Only now: columns that decide about buckets need not be part of a record.
+    df = df.select(*map(_plan.quoted, [*needed, BUCKET] if sink.bucketed else needed))
     with batches_of(batch_rows, df.sparkSession):
         reports = _run(df, sink, shape)
     told = (TaskReport.from_json(row.report) for row in reports)
     return ExportReport.of(told, time.monotonic() - start, spread)
 
 
-def _shaped(df: DataFrame, topic: str | None, shape: Shape) -> tuple[Shape, DataFrame]:
+def _shaped(df: DataFrame, topic: str | None, shape: Shape) -> tuple[Shape, list[str]]:
     """The shape, checked against the columns and with encoders resolved, and the columns that it needs."""
     if topic is None:
         raise ValueError("no topic: rows that are encoded need topic='...'")
     data = [name for name in df.columns if name != BUCKET]
     schema = _columns.arrow_schema(df.select(*map(_plan.quoted, data)).schema)
     needed = shape.needed(schema)
-    kept = [*needed, BUCKET] if BUCKET in df.columns else needed
-    shape = shape.resolved(_export.chosen(schema, needed))
-    return shape, df if kept == df.columns else df.select(*map(_plan.quoted, kept))
+    return shape.resolved(_export.chosen(schema, needed)), needed
 
 
 def export(
@@ -431,7 +433,7 @@ def _run_claiming(rows: DataFrame, sink: Sink, shape: Shape | None) -> list[Any]
     with _local_properties(spark, settings):
         partitions = job._jdf.queryExecution().toRdd().getNumPartitions()
     sink = claim(replace(sink, partitions=partitions))
-    told = {"job": sink.job, "batch": sink.batch, "partitions": partitions, "claim": sink.claim}
+    told = {"job": sink.job, "batch": sink.batch, **learnt(sink)}
     with _local_properties(spark, {CLAIM: json.dumps(told)}):
         return _checked(job.collect(), sink)
 
@@ -448,7 +450,7 @@ def _claim_there(spark: SparkSession, sink: Sink) -> Sink:
         return claim_batches(sink, batches)
 
     (row,) = spark.range(0, 1, 1, 1).mapInArrow(run, "claim string").collect()
-    return replace(sink, claim=row.claim)
+    return replace(sink, **json.loads(row.claim))
 
 
 @contextmanager
@@ -515,7 +517,9 @@ def partition_writer(
 
     Exactly once is that of `write`, with the same proofs: a task has seen the mark behind the last row of its input, or
     that more rows follow where a function before this one stops early; the number of partitions is noted when Spark
-    takes the function to the executors; markers hold the rows' fingerprint. Leave spark.speculation off.
+    takes the function to the executors; markers hold the rows' fingerprint. Leave spark.speculation off. Behind a
+    shuffle of keys that come out otherwise each time, a lost executor may double and lose rows, and nobody notices:
+    Spark does so for DataFrames only. Take a checkpoint of such an RDD first.
 
     Args:
         config: of the producer, as for fastprod.Producer.

@@ -28,7 +28,7 @@ from fastprod import _positions
 from fastprod.spark import _files, _once
 from fastprod.spark._files import Contents, Listing, SourceError, Split, TextOptions
 from fastprod.spark._reading import Reader, Rows, learnt_json, mask_of, uses_only
-from fastprod.spark._shape import Shape, digest
+from fastprod.spark._shape import Shape, digest, steady
 from fastprod.spark._sink import FILES, ExportError, Sink
 from fastprod.spark._where import parsed
 from fastprod.spark._worker import Task, in_task, sender
@@ -120,7 +120,7 @@ def run(
     shape = order.shape.resolved(chosen(survey.schema, order.shape.needed(survey.schema)))
     reader = _reader(survey, shape, order.text)
     size = _split_bytes(order, survey.size, cores)
-    how = described(order, survey, shape, reader)
+    how = {} if sink.job is None else described(order, survey, shape, reader)
     bare = replace(survey, where=None)
     sink, splits = _there(spark, remote, lambda: prepared(sink, bare, size, how))
     # Each split is packed alone: a task need not unpack those of others.
@@ -143,7 +143,7 @@ def described(order: Order, survey: Survey, shape: Shape, reader: Reader) -> dic
     return {
         **shape.identity(),
         "where": digest(_complete(order.where)),
-        "schema": digest(str(order.text)),
+        "schema": digest(str(replace(order.text, csv=steady("csv", order.text.csv)))),
         "format": digest(repr(sorted({file.form for file in survey.listing.files}))),  # by name, or one for all
         "types": digest(repr(types)),
     }

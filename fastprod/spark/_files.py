@@ -42,6 +42,7 @@ __all__ = [
     "divided",
     "folder_columns",
     "folder_values",
+    "forget_listings",
     "given_schema",
     "listed",
     "looked",
@@ -125,6 +126,7 @@ def listed(source: Any, form: str | None = None, system: FileSystem | None = Non
     for one in sources:
         where = _Place.of(one, system)
         systems.append(where.system)
+        forget_listings(where.system)
         for info, keys in where.files():
             name = where.prefix + info.path
             local = where.system.type_name == "local"
@@ -172,8 +174,21 @@ def _format_of(name: str) -> str:
     return form
 
 
+def forget_listings(system: FileSystem) -> None:
+    """File systems of fsspec live as long as their process, and remember what a folder held when they first looked."""
+    system = getattr(system, "base_fs", system)  # of a part of another
+    theirs: Any = getattr(getattr(system, "handler", None), "fs", None)
+    if hasattr(theirs, "invalidate_cache"):
+        theirs.invalidate_cache()
+    if hasattr(theirs, "dircache"):
+        theirs.dircache.clear()  # for that of HTTP the above does nothing
+
+
 def stamp_of(system: FileSystem, info: FileInfo) -> str:
-    """The etag where fsspec tells one, else the time of modification."""
+    """The etag where fsspec tells one, else the time of modification.
+
+    From the listing that `info` is of, where there was one: thousands of files are not asked for one by one.
+    """
     handler = getattr(system, "handler", None)
     if handler is not None and hasattr(handler, "fs"):
         told = handler.fs.info(info.path)

@@ -23,9 +23,11 @@ same transaction. A partition of it that is committed is not read again, so its 
 
     fastprod.<job>.files:<n>   claim, files (packed)
 
-Brokers forget markers after a time (see _positions). A job's is written first and never touched again: a run that comes
-shortly before that time is over is refused, where brokers say how long it is, and a task that finds a marker of another
-claim than its job's knows that the brokers have begun to forget, and refuses.
+Brokers forget markers after a time (see _positions), each group's at a time of its own, also while a job runs. A job's
+is written first and never touched again: once that is gone, or about to go, no marker does not mean "not written yet".
+A run that comes shortly before that time is over is refused, where brokers say how long it is. A task that finds none
+of its own looks at the time too, and for the job's marker: it refuses if that is gone, or another's. So does one that
+finds a marker of another claim than its job's.
 """
 
 from __future__ import annotations
@@ -41,7 +43,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient
 
 from fastprod import _positions
 from fastprod._core._fingerprint import Fingerprint
@@ -55,8 +56,8 @@ __all__ = ["Once", "check_all", "claim", "earlier", "is_fenced", "noted", "with_
 TRANSACTION_TIMEOUT_MS = 900_000  # the most that brokers allow unless configured otherwise
 READERS = 16
 LOOK_S = 5.0  # for a first look at the marker of a job
-YOUNG_S = 600.0  # age of a job's marker from which on we ask how long brokers keep it
-MARGIN_S = 1800.0  # before that time is over; brokers look every 10 minutes, unless told otherwise
+YOUNG_S = 600.0  # age of a job's marker up to which its note of how long brokers keep it is taken for the truth
+MARGIN_S = 1800.0  # before that time is over: clocks differ; no more than half of the time, where it is short
 FENCED = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED)
 
 Marker = dict[str, Any]
@@ -100,7 +101,8 @@ def claim(sink: Sink, more: Mapping[str, Any] | None = None, notes: Sequence[str
                 if marker is None:
                     _check_places(sink, name)
                 producer.begin_transaction()
-                wanted = {"claim": uuid.uuid4().hex, "at": int(time.time()), **_identity(sink), **(more or {})}
+                when = {"at": int(time.time()), "kept": _positions.retention_s(sink.config)}
+                wanted = {"claim": uuid.uuid4().hex, **when, **_identity(sink), **(more or {})}
                 for number, note in enumerate(notes):
                     with _positions.reader(sink.config, _note(sink, number)) as holder:
                         document = {"claim": wanted["claim"], "files": note}
@@ -117,8 +119,9 @@ def claim(sink: Sink, more: Mapping[str, Any] | None = None, notes: Sequence[str
             finally:
                 _positions.end(producer)
     _compare(sink, found, "nothing was sent")
-    _check_age(sink, found)
-    return replace(sink, claim=found["claim"])
+    sink = replace(sink, claim=found["claim"], began=found["at"], until=_until(sink, found))
+    _check_age(sink, ValueError, "Nothing was sent")
+    return sink
 
 
 def earlier(sink: Sink) -> Marker | None:
@@ -187,17 +190,20 @@ def _check_places(sink: Sink, name: str) -> None:
         )
 
 
-def _check_age(sink: Sink, marker: Marker) -> None:
+def _until(sink: Sink, marker: Marker) -> float | None:
+    """The time up to which the job's markers are relied on; None where brokers do not tell how long they keep them."""
+    young = "kept" in marker and time.time() - marker["at"] < YOUNG_S  # every task of a stream is here
+    kept = marker["kept"] if young else _positions.retention_s(sink.config)
+    return None if kept is None else marker["at"] + kept - min(MARGIN_S, kept / 2)
+
+
+def _check_age(sink: Sink, error: type[Exception], so_far: str) -> None:
     """Refuses to go on under a name whose markers the brokers are about to forget, each at a time of its own."""
-    age = time.time() - marker["at"]
-    if age < YOUNG_S:
-        return
-    kept = _positions.retention_s(sink.config)
-    if kept is not None and age > kept - MARGIN_S:
-        raise ValueError(
-            f"job {sink.job!r} was begun {age / 3600:.1f} hours ago, and the brokers forget its markers after "
-            f"{kept / 3600:.1f} (offsets.retention.minutes): some partitions might be written twice. Nothing was sent. "
-            "Take another job_id if everything is to be written again"
+    if sink.until is not None and sink.began is not None and time.time() > sink.until:
+        raise error(
+            f"job {sink.job!r} was begun {(time.time() - sink.began) / 3600:.1f} hours ago, and the brokers are about "
+            "to forget its markers (offsets.retention.minutes): some partitions might be written twice. "
+            f"{so_far}. Take another job_id if everything is to be written again"
         )
 
 
@@ -278,11 +284,8 @@ def check_all(sink: Sink, partitions: int) -> None:
     """
     if sink.partitions is not None:
         return
-    client = AdminClient(_positions.client_options(sink.config))
-    listed = client.list_consumer_groups(request_timeout=_positions.ANSWER_S).result()
-    for problem in listed.errors:
-        raise problem
-    numbers = (re.fullmatch(rf"fastprod\.{re.escape(str(sink.job))}\.(\d+)", one.group_id) for one in listed.valid)
+    form = re.compile(rf"fastprod\.{re.escape(str(sink.job))}\.(\d+)")
+    numbers = map(form.fullmatch, _positions.groups(sink.config))
     others = [number for found in numbers if found and (number := int(found[1])) >= partitions]
 
     def read(number: int) -> Marker | None:
@@ -331,6 +334,7 @@ class Once:
             _positions.make_place(self.sink.config, group, self.sink.place)
         marker = _same_batch(self.sink, _positions.read_marker(group, self.sink.place))
         if marker is None:
+            self._check_none()
             return None
         if "fingerprint" not in marker and not self.sink.named:
             raise ExportError(
@@ -345,6 +349,22 @@ class Once:
                 "be written twice. Take another job_id if everything is to be written again"
             )
         return marker
+
+    def _check_none(self) -> None:
+        """Raises ExportError unless "no marker" means "not written", and not that brokers have forgotten it."""
+        if self.sink.claim is None:
+            return
+        so_far = f"Nothing of partition {self.number} was sent"
+        _check_age(self.sink, ExportError, so_far)
+        with _positions.reader(self.sink.config, f"fastprod.{self.sink.job}.job") as group:
+            found = _positions.read_marker(group, self.sink.place)
+        if found is None or found.get("claim") != self.sink.claim:
+            raise ExportError(
+                f"the marker of job {self.sink.job!r} is {'gone' if found is None else 'that of another run'}: the "
+                "brokers have forgotten it since this run began (offsets.retention.minutes), or somebody has deleted "
+                f"it. They may have forgotten partitions too, which would be written twice. {so_far}. Take another "
+                "job_id if everything is to be written again"
+            )
 
     def compare(self, marker: Marker, rows: Fingerprint, report: TaskReport) -> None:
         """Completes the report of a task that writes nothing, if its rows are those that were committed."""

@@ -25,6 +25,7 @@ from fastprod.spark._files import (
     Split,
     TextOptions,
     folder_values,
+    forget_listings,
     same_kind,
     same_stamp,
     stamp_of,
@@ -105,6 +106,7 @@ class Reader:
 
         system = self.systems[file.system]
         with _naming(file.name):
+            forget_listings(system)
             info = system.get_file_info(file.path)
             stamp = "" if info.type == FileType.NotFound else stamp_of(system, info)
         if info.type == FileType.NotFound:

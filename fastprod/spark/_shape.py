@@ -9,6 +9,7 @@ are. A row that cannot be encoded fails the task before anything of its batch is
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 
     from fastprod.spark._worker import Task
 
-__all__ = ["Shape"]
+__all__ = ["Shape", "digest", "steady"]
+
+ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")  # in the repr of functions, and of objects that have none of their own
 
 Place = Callable[[int | None], str]  # names a row of a batch, or all of it
 
@@ -114,9 +117,12 @@ class Shape:
         return made
 
     def identity(self) -> dict[str, str]:
-        """A short name for each argument, the same for the same; for exactly once."""
+        """A short name for each argument, the same for the same; for exactly once.
+
+        Raises TypeError for an encoder with a state that no later run could recognise.
+        """
         parts = {"value": self.value, "key": self.key, "headers": self.headers, "timestamp": self.timestamp}
-        return {name: digest(_state(part)) for name, part in {**parts, "columns": self.columns}.items()}
+        return {name: digest(_state(name, part)) for name, part in {**parts, "columns": self.columns}.items()}
 
     def sender(self, send: Callable[[Task, pa.RecordBatch], None]) -> Callable[[Task, pa.RecordBatch, Place], None]:
         """A function that hands rows over, and is told how to name them; `send` takes those that need no encoder."""
@@ -216,12 +222,34 @@ def _headers(batch: pa.RecordBatch, names: Sequence[str]) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(np.arange(0, rows * width + 1, width, dtype="int32")), pairs)
 
 
-def _state(part: Any) -> str:
+def _state(name: str, part: Any) -> str:
     """What an argument is, in a text that is the same for the same."""
     if isinstance(part, (str, tuple, type(None))):
         return repr(part)
-    state = part.__getstate__()
+    state = steady(name, part.__getstate__())
     return f"{type(part).__qualname__} {sorted(state.items()) if isinstance(state, dict) else state!r}"
+
+
+def steady(argument: str, part: Any) -> Any:
+    """Something whose repr is the same in every process. Raises TypeError for objects that do not say what they are."""
+    from pyarrow import csv
+
+    if isinstance(part, dict):
+        return {name: steady(argument, value) for name, value in part.items()}
+    if isinstance(part, (list, tuple)):
+        made = [steady(argument, value) for value in part]
+        return made if isinstance(part, list) else tuple(made)
+    if isinstance(part, (set, frozenset)):
+        return sorted(repr(steady(argument, value)) for value in part)
+    if isinstance(part, type(csv.ISO8601)):
+        return "ISO8601"
+    if not isinstance(part, (str, bytes)) and ADDRESS.search(repr(part)):
+        raise TypeError(
+            f"{argument} has {part!r}, which is called otherwise in every run: exactly_once could not tell whether "
+            "records are made as in the run before. Nothing was sent. Leave it out, or use an object of a class whose "
+            "__repr__ says all that its records depend on"
+        )
+    return part
 
 
 def digest(text: str) -> str:

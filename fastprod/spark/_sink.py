@@ -43,6 +43,10 @@ class Sink:
     """For exactly once: how many Spark partitions the job has, where that is known before it starts."""
     claim: str | None = None
     """For exactly once: the id in the job's own marker, once it is written."""
+    began: int | None = None
+    """When that was, in seconds since 1970."""
+    until: float | None = None
+    """Up to when the job's markers are relied on; None where brokers do not tell how long they keep them."""
     priority: str | None = None
     """The column that has the rows' levels; `topic`, given or in a column, is then a logical one."""
     levels: int = 1

@@ -18,7 +18,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from confluent_kafka import KafkaException
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from fastprod._core._runtime import Receipt
     from fastprod.spark._shape import Shape
 
-__all__ = ["NO_SPECULATION", "ExportError", "Sink", "Task", "in_task", "report_batches", "write_batches"]
+__all__ = ["NO_SPECULATION", "ExportError", "Sink", "Task", "in_task", "learnt", "report_batches", "write_batches"]
 
 LOOK_S = 0.5  # how often a task looks for failures while it waits for acknowledgements
 RECEIPT_ROWS = 2**31  # after which the next receipt begins; it holds twice as many
@@ -211,19 +211,22 @@ def _spare_collector() -> None:
         gc.freeze()
 
 
-_last: tuple[int, str | None, int | None, int] | None = None  # what this worker has written last
+# The attempt at a task that this worker is at, and what was written in it: job, batch and partition.
+_written: tuple[int, set[tuple[str | None, int | None, int]]] = (-1, set())
 
 
 def _check_first(attempt: int, sink: Sink, number: int) -> None:
     """A second call in the same task would find the marker of the first, and take other rows for a repetition."""
-    global _last
-    now = (attempt, sink.job, sink.batch, number)
-    if now == _last:
+    global _written
+    if _written[0] != attempt:
+        _written = (attempt, set())
+    output = (sink.job, sink.batch, number)
+    if output in _written[1]:
         raise ExportError(
             f"partition {number} of job {sink.job!r} is written twice in one task: the function of partition_writer "
             "must be given all rows of a partition in one call. Nothing of the second call was sent"
         )
-    _last = now
+    _written[1].add(output)
 
 
 def _claimed(sink: Sink, context: TaskContext | None) -> Sink:
@@ -376,11 +379,16 @@ def number_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch
 
 
 def claim_batches(sink: Sink, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """For mapInArrow: claims the job, and one row with the claim."""
+    """For mapInArrow: claims the job, and one row with what is then known."""
     import pyarrow as pa
 
     for _ in batches:
-        yield pa.record_batch({"claim": pa.array([claim(sink).claim])})
+        yield pa.record_batch({"claim": pa.array([json.dumps(learnt(claim(sink)))])})
+
+
+def learnt(sink: Sink) -> dict[str, Any]:
+    """What a sink that is claimed knows more than before."""
+    return {"partitions": sink.partitions, "claim": sink.claim, "began": sink.began, "until": sink.until}
 
 
 def without_bucket(batch: pa.RecordBatch, number: int) -> pa.RecordBatch:

@@ -172,8 +172,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
             # A query keeps its id, and the numbers of its batches, as long as it keeps its checkpoint.
             query, batch = _local("sql.streaming.queryId"), _local("streaming.sql.batchId")
             sink = replace(sink, job=f"{sink.job}.{query}", batch=int(batch))
-            if sink.bucketed:
-                sink = claim(sink)
+            sink = claim(sink)
         return self._write(sink, iterator)
 
     def commit(self, messages: Sequence[Any], batchId: int) -> None:

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
 from conftest import settled
 from faulty import KillOnce
 
@@ -109,6 +110,24 @@ def test_an_unknown_marker_is_not_taken_for_none() -> None:
     with pytest.raises(KafkaException, match="TOPIC_AUTHORIZATION_FAILED"):
         _once.Once(Sink({}, "t", "job"), 0).committed(Group())
     assert answers == []
+
+
+def test_markers_that_are_forgotten_while_a_job_runs_are_not_taken_for_none(kafka_cluster, topic) -> None:
+    """An earlier run has committed partition 0. The next one claims the job, brokers forget, its task runs."""
+    kafka_cluster.create_topic(topic, 1)
+    sink = Sink(settings(kafka_cluster), topic, topic, partitions=1)
+    rows = [pa.record_batch({"value": [b"%d" % number for number in range(100)]})]
+    write_batches(_once.claim(sink), rows)
+    second = _once.claim(sink)
+    assert write_batches(second, rows).skipped
+    admin = AdminClient(settings(kafka_cluster))
+    groups = [f"fastprod.{topic}.0", f"fastprod.{topic}.job"]
+    for answer in admin.delete_consumer_groups(groups).values():
+        answer.result()
+    with pytest.raises(ExportError, match=f"marker of job '{topic}' .* forgotten"):
+        write_batches(second, rows)
+    found = settled(kafka_cluster, topic, 100)
+    assert found.clean, str(found)
 
 
 def test_topics_in_a_column_may_come_in_any_order(kafka_cluster, topic) -> None:

@@ -501,5 +501,5 @@ def test_markers_that_are_about_to_be_forgotten_are_not_relied_on(kafka_cluster,
     assert kept is not None
     later = time.time() + kept - 60
     monkeypatch.setattr(_once.time, "time", lambda: later)
-    with pytest.raises(ValueError, match="the brokers forget its markers"):
+    with pytest.raises(ValueError, match="the brokers are about to forget its markers"):
         claim(sink)

@@ -2,10 +2,14 @@
 
 import json
 import time
+from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
 import fastprod.spark
+from fastprod.spark import source
+from fastprod.spark._sink import BUCKET
 from fastprod.spark._worker import Sink
 from fastprod.spark.report import TaskReport
 from fastprod.spark.source import BatchWriter, Message, StreamWriter
@@ -86,6 +90,35 @@ def test_the_report_of_a_streams_batch_tells_how_long_it_took(tmp_path) -> None:
     writer = StreamWriter(Sink({"bootstrap.servers": "x:1"}, "t"), ["value"], str(tmp_path / "report.json"))
     writer.commit([Message(task.to_json()) for task in tasks], 5)
     assert json.loads((tmp_path / "report.json").read_text())["seconds"] == 4.0
+
+
+@pytest.mark.parametrize("layout", ["task", "bucket(value string)"])
+def test_a_stream_with_markers_at_another_topic_does_not_repeat_its_batch(
+    kafka_cluster, topic, monkeypatch, layout
+) -> None:
+    """Restarted with another marker.topic, it would find no marker of what it has written."""
+    for name in (topic, f"{topic}-markers"):
+        kafka_cluster.create_topic(name, 1)
+    told = {"sql.streaming.queryId": "query", "streaming.sql.batchId": "7"}
+    monkeypatch.setattr(source, "_local", told.__getitem__)
+    batch = pa.record_batch({"value": [b"v"]})
+    columns = ["value"]
+    if layout != "task":
+        batch, columns = batch.append_column(BUCKET, pa.array([0])), ["value", BUCKET]
+    sink = Sink(
+        {"bootstrap.servers": kafka_cluster.bootstrap_servers},
+        topic,
+        topic,
+        layout=layout,
+        partitions=None if layout == "task" else 1,
+    )
+    for skipped in (False, True):
+        message = StreamWriter(sink, columns, None).write(iter([batch]))
+        assert TaskReport.from_json(message.report).skipped == skipped
+    moved = StreamWriter(replace(sink, marker_topic=f"{topic}-markers"), columns, None)
+    with pytest.raises(ValueError, match=f"was run before with its markers at topic '{topic}'"):
+        moved.write(iter([batch]))
+    assert len(kafka_cluster.records(topic)) == 1
 
 
 def test_a_stream_goes_on_from_its_checkpoint_without_a_gap(registered, kafka_cluster, topic, tmp_path) -> None:

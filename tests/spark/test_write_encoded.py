@@ -68,6 +68,25 @@ def test_exactly_once_compares_what_was_encoded(spark, kafka_cluster, topic, onc
     assert sorted(found) == list(range(ROWS))
 
 
+@pytest.mark.parametrize("value", ["payload", Json(columns=["payload"])], ids=["column", "json"])
+def test_buckets_by_a_column_that_is_not_written(spark, kafka_cluster, topic, value) -> None:
+    kafka_cluster.create_topic(topic, 3)
+    once = {"exactly_once": "bucket", "job_id": topic, "buckets": 4, "bucket_by": ["Order_ID"]}
+    for partitions, skipped in ((3, 0), (5, 4)):
+        rows = spark.range(0, 100, 1, partitions).selectExpr(
+            "id AS order_id", "concat('v', id) AS payload", "1 AS more"
+        )
+        report = write(rows, topic, settings(kafka_cluster), value=value, **once)
+        assert (report.records, report.skipped) == (100, skipped)
+    found = {message.value().decode() for message in read_back(kafka_cluster, topic)}
+    form = "v{}" if value == "payload" else '{{"payload":"v{}"}}'
+    assert found == {form.format(number) for number in range(100)}
+    with pytest.raises(ValueError, match=r"bucket_by names 'order', but the columns are \['order_id'"):
+        write(rows, topic, settings(kafka_cluster), value=value, **{**once, "bucket_by": ["order"]})
+    with pytest.raises(TypeError, match="bucket_by is a list of columns"):
+        write(rows, topic, settings(kafka_cluster), value=value, **{**once, "bucket_by": "order_id"})
+
+
 def test_a_column_alone_is_the_value(spark, kafka_cluster, topic) -> None:
     kafka_cluster.create_topic(topic, 3)
     write(spark.range(0, ROWS, 1, 4), topic, settings(kafka_cluster), value="id", exactly_once="task", job_id=topic)

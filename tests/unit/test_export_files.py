@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,8 @@ pa = pytest.importorskip("pyarrow")
 
 import pyarrow.compute as pc  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
-from pyarrow.fs import LocalFileSystem, SubTreeFileSystem  # noqa: E402
+from pyarrow import csv  # noqa: E402
+from pyarrow.fs import FSSpecHandler, LocalFileSystem, PyFileSystem, SubTreeFileSystem  # noqa: E402
 
 from fastprod.encoding import Json  # noqa: E402
 from fastprod.spark import _export, _files, _once, _reading  # noqa: E402
@@ -72,6 +74,44 @@ def test_a_condition_with_many_values_is_told_from_one_with_others(tmp_path: Pat
     assert how(tmp_path, a.isin(some))["where"] != how(tmp_path, a.isin(others))["where"]
     assert how(tmp_path, "a < 7") == how(tmp_path, " a < 7\n")
     assert how(tmp_path, "a < 7")["where"] != how(tmp_path, "a < 8")["where"]
+
+
+def test_options_of_csv_are_the_same_in_every_process(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a\n1\n")
+    copy = pickle.loads(pickle.dumps(csv.ISO8601))
+    parsers, copied, others = (
+        TextOptions({"timestamp_parsers": given, "null_values": ["", "-"]})
+        for given in ([csv.ISO8601, "%d.%m.%Y"], [copy, "%d.%m.%Y"], ["%d.%m.%Y", csv.ISO8601])
+    )
+    assert how(tmp_path, text=parsers) == how(tmp_path, text=copied)
+    assert how(tmp_path, text=parsers)["schema"] != how(tmp_path, text=others)["schema"]
+    skips = TextOptions({"invalid_row_handler": lambda row: "skip"})
+    with pytest.raises(TypeError, match=r"csv has <function .*, which .* exactly_once .* Nothing was sent"):
+        how(tmp_path, text=skips)
+
+
+class Own:
+    """An encoder with a state."""
+
+    def __init__(self, **state: Any) -> None:
+        self.__dict__.update(state)
+
+    def check(self, schema: Any) -> None: ...
+
+    def encode_column(self, batch: Any, name: str = "value", base: int = 0) -> Any: ...
+
+
+def test_encoders_whose_state_is_another_in_every_process_are_refused() -> None:
+    def identity(**state: Any) -> dict[str, str]:
+        return Shape.of("v", Own(**state), None, None, None).identity()
+
+    assert identity(names={"b", "a"}, how=Json(), text="at 0x1, or at 0x2") == identity(
+        names={"a", "b"}, how=Json(), text="at 0x1, or at 0x2"
+    )
+    assert identity(names=["a"]) != identity(names=["b"])
+    for state in ({"made": lambda row: row}, {"deep": [{"o": object()}]}):
+        with pytest.raises(TypeError, match=r"key has <.* at 0x.*>, which .* exactly_once .* __repr__"):
+            identity(**state)
 
 
 def test_a_folder_that_changes_the_type_of_a_column_is_told_though_where_leaves_it_out(tmp_path: Path) -> None:
@@ -324,3 +364,66 @@ def test_a_quote_that_nobody_closes_is_refused_in_other_encodings_too(tmp_path: 
     (tmp_path / "a.csv").write_bytes('a,b\n1,"x\n2,y\n'.encode("utf-16-le"))
     with pytest.raises((SourceError, ExportError), match=r"a\.csv.*quote"):
         rows(tmp_path, text=TextOptions({"encoding": "utf-16-le"}))
+
+
+class Remembering:
+    """As far as Arrow asks it, a file system of fsspec that remembers its listings, as that of S3 does."""
+
+    protocol = "remembering"
+
+    def __init__(self) -> None:
+        self._known: dict[str, dict[str, dict[str, Any]]] = {}
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        self._known.clear()
+
+    def find(self, path: str, **_: Any) -> dict[str, dict[str, Any]]:
+        if path not in self._known:
+            self._known[path] = {str(one): self._told(one) for one in sorted(Path(path).iterdir())}
+        return self._known[path]
+
+    def info(self, path: str) -> dict[str, Any]:
+        known = self._known.get(os.path.dirname(path), {})
+        return known[path] if path in known else self._told(Path(path))
+
+    def _told(self, path: Path) -> dict[str, Any]:
+        if path.is_dir():
+            return {"name": str(path), "type": "directory", "size": 0}
+        content = path.read_bytes()
+        return {"name": str(path), "type": "file", "size": len(content), "ETag": str(hash(content))}
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    isdir = staticmethod(os.path.isdir)
+    isfile = staticmethod(os.path.isfile)
+
+    def open(self, path: str, mode: str) -> Any:
+        return open(path, mode)
+
+
+@pytest.mark.parametrize("form", ["plain", "subtree"])
+def test_files_that_are_new_or_others_are_seen_though_fsspec_remembers_its_listings(tmp_path: Path, form: str) -> None:
+    """Its file systems live as long as their process: a driver, or a worker that Spark uses again."""
+    system: Any = PyFileSystem(FSSpecHandler(Remembering()))
+    source: Any = str(tmp_path)
+    if form == "subtree":
+        system, source = SubTreeFileSystem(str(tmp_path.parent), system), tmp_path.name
+    names = lambda: [Path(file.path).name for file in _files.listed(source, system=system).files]  # noqa: E731
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "a.parquet")
+    assert names() == ["a.parquet"]
+    pq.write_table(pa.table({"a": [2]}), tmp_path / "b.parquet")
+    assert names() == ["a.parquet", "b.parquet"]
+    assert names() == ["a.parquet", "b.parquet"]
+
+
+def test_a_file_that_changes_is_seen_by_its_task_though_fsspec_remembers_its_listing(tmp_path: Path) -> None:
+    system: Any = PyFileSystem(FSSpecHandler(Remembering()))
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "a.parquet")
+    listing = _files.listed(str(tmp_path), system=system)
+    schema = pa.schema([("a", pa.int64())])
+    reader = _reading.Reader(listing.systems, schema, pa.schema([]), ("a",))
+    reader._check(listing.files[0])
+    pq.write_table(pa.table({"a": [2]}), tmp_path / "a.parquet")
+    with pytest.raises(ExportError, match=r"a\.parquet has changed since the export began"):
+        reader._check(listing.files[0])
