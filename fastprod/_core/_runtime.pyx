@@ -330,6 +330,8 @@ cdef class Runtime:
         cdef waiter_t* waiter
         cdef int64_t left, until
         self.closed = True
+        if client.queue == NULL:  # a signal handler has raised before there was anything
+            return 0
         with nogil:
             pthread_mutex_lock(&client.acc.lock)
             client.stop = True

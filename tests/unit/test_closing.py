@@ -213,9 +213,9 @@ def _threads() -> int:
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="counts threads through Linux's /proc")
-@pytest.mark.parametrize("line", ["_live.add(self)", "set_newborn"])
+@pytest.mark.parametrize("line", ["_live.add(self)", "set_newborn", "runtime.attach"])
 def test_an_exception_while_it_is_made_leaves_no_thread(mock_cluster: MockCluster, line: str) -> None:
-    """As from a signal handler, at the first line behind librdkafka's client, and behind our threads."""
+    """As from a signal handler: before librdkafka's client is there, right behind that, and behind our threads."""
     made: list[Producer] = []
 
     class Watched(Producer):
