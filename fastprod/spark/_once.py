@@ -285,7 +285,7 @@ def check_all(sink: Sink, partitions: int) -> None:
     if sink.partitions is not None:
         return
     form = re.compile(rf"fastprod\.{re.escape(str(sink.job))}\.(\d+)")
-    numbers = map(form.fullmatch, _positions.groups(sink.config))
+    numbers = map(form.fullmatch, _positions.groups(sink.config) or [])
     others = [number for found in numbers if found and (number := int(found[1])) >= partitions]
 
     def read(number: int) -> Marker | None:
@@ -358,6 +358,8 @@ class Once:
         _check_age(self.sink, ExportError, so_far)
         with _positions.reader(self.sink.config, f"fastprod.{self.sink.job}.job") as group:
             found = _positions.read_marker(group, self.sink.place)
+        if found is None and _positions.groups(self.sink.config) is None:
+            return  # mock brokers: there never was one
         if found is None or found.get("claim") != self.sink.claim:
             raise ExportError(
                 f"the marker of job {self.sink.job!r} is {'gone' if found is None else 'that of another run'}: the "

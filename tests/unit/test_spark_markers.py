@@ -28,7 +28,7 @@ class Brokers:
         self.markers: dict[str, dict[str, Any]] = {}
         self.kept: float | None = WEEK
         self.asked = 0
-        for name in ("reader", "read_marker", "write_marker", "retention_s", "other_places", "end"):
+        for name in ("reader", "read_marker", "write_marker", "retention_s", "groups", "other_places", "end"):
             monkeypatch.setattr(_positions, name, getattr(self, name))
         monkeypatch.setattr(_once, "_begin", lambda *_: self)
 
@@ -45,6 +45,9 @@ class Brokers:
     def retention_s(self, config: Any) -> float | None:
         self.asked += 1
         return self.kept
+
+    def groups(self, config: Any) -> list[str]:
+        return list(self.markers)
 
     def other_places(self, config: Any, group: str, topic: str) -> list[str]:
         return []
@@ -147,7 +150,7 @@ def test_brokers_that_cannot_list_their_groups_are_not_taken_to_have_none(monkey
 
         def list_consumer_groups(self, **_: Any) -> Future[Any]:
             answer: Future[Any] = Future()
-            answer.set_result(SimpleNamespace(valid=[], errors=[KafkaException(KafkaError(problems.pop(0)))]))
+            answer.set_result(SimpleNamespace(valid=[], errors=[KafkaError(problems.pop(0))]))
             return answer
 
     monkeypatch.setattr(_positions, "AdminClient", Admin)
