@@ -76,20 +76,18 @@ def groups(config: Mapping[str, Any]) -> list[str] | None:
     Raises while a broker cannot tell its own: "not known" is not the same as "none".
     """
     admin = AdminClient(client_options(config))
-    found: list[str] = []
-    kept = True
+    found: list[str] | None = None
 
     def ask() -> None:
-        nonlocal kept
+        nonlocal found
         listed = admin.list_consumer_groups(request_timeout=ANSWER_S).result()
         for problem in listed.errors:
-            kept = problem.code() != KafkaError._UNSUPPORTED_FEATURE
-            if kept:
+            if listed.valid or problem.code() != KafkaError._UNSUPPORTED_FEATURE:
                 raise KafkaException(problem)
-        found[:] = [one.group_id for one in listed.valid]
+        found = None if listed.errors else [one.group_id for one in listed.valid]
 
     patiently(ask)
-    return found if kept else None
+    return found
 
 
 def retention_s(config: Mapping[str, Any]) -> float | None:
@@ -98,9 +96,10 @@ def retention_s(config: Mapping[str, Any]) -> float | None:
     try:
         broker = ConfigResource(ConfigResource.Type.BROKER, str(min(admin.list_topics(timeout=ANSWER_S).brokers)))
         told = admin.describe_configs([broker], request_timeout=ANSWER_S)[broker].result()
-        return 60.0 * float(told["offsets.retention.minutes"].value)
-    except (KafkaException, KeyError, ValueError):
+        minutes = float(told["offsets.retention.minutes"].value)
+    except (KafkaException, KeyError, TypeError, ValueError):
         return None
+    return 60.0 * minutes if minutes > 0 else None
 
 
 def client_options(config: Mapping[str, Any]) -> dict[str, Any]:

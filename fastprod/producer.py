@@ -462,11 +462,10 @@ class Producer(confluent_kafka.Producer):
         callback runs; the first exception is raised when the producer has ended.
         """
         runtime = self._runtime
-        if runtime is None or runtime.closed:
-            self._end()  # another thread may be at it
-            return self._lost == 0
-        runtime.assert_usable()
         until = float("inf") if timeout is None or timeout < 0 else time.monotonic() + timeout
+        if runtime is None or runtime.closed:
+            return self._has_ended(until)  # another thread may be at it
+        runtime.assert_usable()
         raised: list[Exception] = []
         try:
             while not _ran(lambda: runtime.flush(_left(until)), raised) and time.monotonic() < until:
@@ -480,18 +479,27 @@ class Producer(confluent_kafka.Producer):
             if lost:
                 _warn_lost(lost, "was closed")
             raise
-        self._end(_left(until))
+        if not runtime.closed:
+            self._end(_left(until))
+        ended = self._has_ended(until)
         self._run_callbacks(runtime, raised)
         if raised:
             for error in raised[1:]:
                 core.tell(error)
             raise raised[0]
-        return self._lost == 0
+        return ended
 
     def _run_callbacks(self, runtime: Runtime, raised: list[Exception]) -> None:
         """Those of records that were given up just now."""
         while not _ran(runtime.run_callbacks, raised):
             pass
+
+    def _has_ended(self, until: float) -> bool:
+        """Whether every record had its outcome; False as well while another thread is ending it when time is up."""
+        if self._runtime is None or self._runtime.forked or not self._ending.acquire(timeout=_left(until)):
+            return self._runtime is None or self._runtime.forked
+        self._ending.release()
+        return self._lost == 0
 
     def _end(self, patience: float = ABORT_S) -> int:
         """Ends threads and librdkafka's client, once; returns how many records that left without an outcome."""

@@ -92,7 +92,10 @@ def claim(sink: Sink, more: Mapping[str, Any] | None = None, notes: Sequence[str
     name = f"fastprod.{sink.job}.job"
     with _positions.reader(sink.config, name) as group:
         deadline = time.monotonic() + _positions.ANSWER_S
+        kept, pause = None, 0.1
         while (found := _look(sink, group)) is None:
+            if kept is None:  # not between here and the marker, while others may come and fence us
+                kept = {"kept": _positions.retention_s(sink.config)}
             producer = _begin(sink.config, name)
             try:
                 marker = _positions.read_marker(group, sink.place)
@@ -101,7 +104,7 @@ def claim(sink: Sink, more: Mapping[str, Any] | None = None, notes: Sequence[str
                 if marker is None:
                     _check_places(sink, name)
                 producer.begin_transaction()
-                when = {"at": int(time.time()), "kept": _positions.retention_s(sink.config)}
+                when = {"at": int(time.time()), **kept}
                 wanted = {"claim": uuid.uuid4().hex, **when, **_identity(sink), **(more or {})}
                 for number, note in enumerate(notes):
                     with _positions.reader(sink.config, _note(sink, number)) as holder:
@@ -115,7 +118,8 @@ def claim(sink: Sink, more: Mapping[str, Any] | None = None, notes: Sequence[str
                 # Tasks of a stream may all start at once: whoever was fenced waits for the marker of another.
                 if not is_fenced(producer) or time.monotonic() > deadline:
                     raise
-                time.sleep(random.uniform(0.1, 1.0))
+                pause = min(2 * pause, 10.0)  # the more there are, the longer one needs to be alone
+                time.sleep(random.uniform(pause / 4, pause))
             finally:
                 _positions.end(producer)
     _compare(sink, found, "nothing was sent")

@@ -199,11 +199,24 @@ def test_ctrl_c_in_close_still_tells_what_became_of_the_records(mock_cluster: Mo
     told: list[Any] = []
     for _ in range(10):
         producer.produce("u", b"v", on_delivery=lambda error, message: told.append(error.name()))
-    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+    ours = threading.get_ident()
+
+    def is_closing() -> bool:
+        frame = sys._current_frames()[ours]
+        while frame is not None and frame.f_code is not Producer.close.__code__:
+            frame = frame.f_back
+        return frame is not None and frame.f_locals.get("raised") == []
+
+    def interrupt() -> None:
+        assert wait_until(is_closing)
+        time.sleep(0.2)  # until it flushes, which takes for ever
+        os.kill(os.getpid(), signal.SIGINT)
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
     with pytest.raises(KeyboardInterrupt), pytest.warns(RuntimeWarning, match="10 records"):
         producer.close()
-    timer.join()
+    interrupting.join()
     assert len(told) == 10
     assert producer.close() is False
 
@@ -289,3 +302,21 @@ def test_all_producers_end_with_the_interpreter_though_warnings_are_errors() -> 
     done = run("-W", "error::RuntimeWarning", "-c", AT_EXIT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["ended"] * 3
+
+
+def test_a_close_does_not_wait_for_another_longer_than_it_was_told(mock_cluster: MockCluster) -> None:
+    """The other waits for brokers that are gone, to abort its transaction."""
+    producer = Producer(conf(mock_cluster, **{"transactional.id": "x"}))
+    producer.init_transactions(120)
+    producer.begin_transaction()
+    producer.produce("t", b"v")
+    assert producer.flush(120) == 0
+    mock_cluster.down()
+    patient = threading.Thread(target=producer.close, daemon=True)
+    patient.start()
+    assert wait_until(lambda: producer._runtime.closed)
+    assert producer.close(0.5) is False
+    mock_cluster.up()
+    patient.join(300)
+    assert not patient.is_alive()
+    assert producer.close() is True

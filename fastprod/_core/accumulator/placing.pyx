@@ -42,7 +42,7 @@ cdef inline bint _is_too_old(accumulator_t* acc, lane_t* lane, chunk_t* chunk) n
         return acc.place_us - chunk.created_us > SPAN_US
     if lane == lane.topic.undecided or acc.linger_us > SPAN_US:
         return fp_about_now_us() - chunk.created_us > SPAN_US
-    return lane.where != LIST_LINGER and fp_about_now_us() - chunk.created_us > acc.span_us
+    return fp_about_now_us() - chunk.created_us > acc.span_us
 
 
 cdef int _place(accumulator_t* acc, lane_t* lane, record_t* record) noexcept nogil:

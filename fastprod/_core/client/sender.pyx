@@ -192,7 +192,7 @@ cdef void* sender_main(void* argument) noexcept nogil:
         if lane == NULL and (client.news or client.stop):
             continue
         if lane == NULL:
-            now = min(next_deadline(acc, now), now + RETRY_US if acc.split else INT64_MAX)
+            now = min(next_deadline(acc, now), now + SPLIT_US if acc.split else INT64_MAX)
             if acc.timeout_us:
                 now = min(now, checked + max(acc.timeout_us >> 2, 1000))
             acc.sender_waiting = True
