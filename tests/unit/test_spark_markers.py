@@ -30,7 +30,8 @@ class Brokers:
         self.asked = 0
         for name in ("reader", "read_marker", "write_marker", "retention_s", "groups", "other_places", "end"):
             monkeypatch.setattr(_positions, name, getattr(self, name))
-        monkeypatch.setattr(_once, "_begin", lambda *_: self)
+        self.fencing = False  # whoever claims has fenced the others, and nobody sees a marker yet
+        monkeypatch.setattr(_once, "_begin", self._begin)
 
     @contextmanager
     def reader(self, config: Any, group: str) -> Iterator[str]:
@@ -42,7 +43,12 @@ class Brokers:
     def write_marker(self, producer: Any, group: str, topic: str, marker: dict[str, Any], offset: int = 0) -> None:
         self.markers[group] = marker
 
+    def _begin(self, *_: object) -> Brokers:
+        self.fencing = True
+        return self
+
     def retention_s(self, config: Any) -> float | None:
+        assert not self.fencing, "tasks of a stream would fence each other for ever"
         self.asked += 1
         return self.kept
 
@@ -53,7 +59,7 @@ class Brokers:
         return []
 
     def end(self, producer: Any) -> None:
-        pass
+        self.fencing = False
 
     # ---- as a producer
 
