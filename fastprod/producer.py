@@ -479,8 +479,7 @@ class Producer(confluent_kafka.Producer):
             if lost:
                 _warn_lost(lost, "was closed")
             raise
-        if not runtime.closed:
-            self._end(_left(until))
+        self._end(_left(until))
         ended = self._has_ended(until)
         self._run_callbacks(runtime, raised)
         if raised:
@@ -496,22 +495,28 @@ class Producer(confluent_kafka.Producer):
 
     def _has_ended(self, until: float) -> bool:
         """Whether every record had its outcome; False as well while another thread is ending it when time is up."""
-        if self._runtime is None or self._runtime.forked or not self._ending.acquire(timeout=_left(until)):
-            return self._runtime is None or self._runtime.forked
-        self._ending.release()
+        if self._runtime is not None and not self._runtime.forked:
+            if not self._ending.acquire(timeout=_left(until)):
+                return False
+            self._ending.release()
         return self._lost == 0
 
     def _end(self, patience: float = ABORT_S) -> int:
-        """Ends threads and librdkafka's client, once; returns how many records that left without an outcome."""
+        """Ends threads and librdkafka's client, unless another thread does; returns how many records that cost.
+
+        `patience`, in seconds or -1 for ever, is for that thread, or for the abort of a running transaction.
+        """
         runtime = self._runtime
-        if runtime is None or runtime.forked:
+        if runtime is None or runtime.forked or not self._ending.acquire(timeout=patience):
             return 0
-        with self._ending:
+        try:
             if runtime.closed:
                 return 0
             self._lost = runtime.stop()
             self._end_client(runtime, patience)
-        return self._lost
+            return self._lost
+        finally:
+            self._ending.release()
 
     def _end_client(self, runtime: Runtime, patience: float) -> None:
         _live.discard(self)

@@ -171,8 +171,6 @@ def test_a_close_whose_producer_is_closed_meanwhile_ends(mock_cluster: MockClust
 
 
 def test_whoever_closes_tells_the_same_of_what_was_lost(mock_cluster: MockCluster) -> None:
-    with Producer(conf(mock_cluster)) as warm:
-        warm.produce("u", b"v")
     producer = Producer(conf(mock_cluster))
     producer.produce("u", b"v")
     assert producer.flush(120) == 0
