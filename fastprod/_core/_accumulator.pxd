@@ -240,7 +240,7 @@ ctypedef struct topic_t:
     int64_t version           # grows with every change of partitions or leaders
     int32_t metadata_error
     bint asked                # the scout is asking for its metadata
-    bint doubtful             # records were refused for want of the topic or partition: ask for metadata
+    int64_t doubtful          # atomic: records were refused for want of the topic or partition: ask for metadata
     int64_t metadata_us       # last answer, 0 = never
     int64_t unknown_since_us  # first «unknown topic» answer in a row
     bint routing              # a Python partitioner is being asked about records of the undecided lane

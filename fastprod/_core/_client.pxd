@@ -43,8 +43,8 @@ ctypedef struct client_t:
     pthread_t scout
     int threads                 # how many of them run
     bint stop
-    bint news                   # librdkafka's queue has something
-    event_t* events
+    int64_t news                # atomic: librdkafka's queue has something
+    event_t* events             # changed under `acc.lock`, and looked at without
     event_t* last_event
     int64_t event_count
     unsigned long poller        # thread that last ran callbacks
@@ -58,11 +58,11 @@ ctypedef struct client_t:
     bint pipelined            # many requests to a broker at a time, each of another partition
     int64_t ends_sent           # requests to end a transaction; under `brokers_lock`
     int64_t ends_lost           # of them, those without an answer: brokers may still act on them
-    int32_t connected           # brokers with a usable connection; under `brokers_lock`
+    int64_t connected           # brokers with a usable connection; changed under `brokers_lock`
     client_t* next_client       # in the list of all
-    # The last error about reaching a broker; guarded by `acc.lock`.
+    # The last error about reaching a broker; guarded by `acc.lock`, numbers are read without.
     char trouble[512]
-    int32_t trouble_code
+    int64_t trouble_code
     int64_t trouble_us          # when, 0 = never
     int64_t reached_us          # when a connection was last made, login and all; 0 = never
     int64_t progress_us         # when records were last acknowledged, 0 = never
@@ -71,7 +71,7 @@ ctypedef struct client_t:
     int64_t draining            # threads that may have taken delivery reports which are not counted yet
     char* statistics            # owned: librdkafka's last ones, as JSON, or NULL; under `acc.lock`
     bint statistics_wanted      # by the user's callback too
-    bint fatal                  # librdkafka has said that it will send nothing more
+    int64_t fatal               # atomic: librdkafka has said that it will send nothing more
     bint no_offsets             # acks=0: librdkafka counts on from its «invalid offset», which means nothing
 
 cdef void set_newborn(client_t*) noexcept nogil

@@ -55,6 +55,7 @@ from fastprod._core._platform cimport (
     fp_add64,
     fp_cas_ptr,
     fp_cond_wait_until,
+    fp_grow64,
     fp_load64,
     fp_load_ptr,
     fp_now_us,

@@ -317,7 +317,7 @@ cdef class Runtime:
         """Takes over librdkafka's main queue."""
         self.client.queue = rdkafka.queue_get_main(self.client.rk)
         rdkafka.queue_cb_event_enable(self.client.queue, on_queue, self.client)
-        self.client.news = True  # what came before we listened
+        fp_store64(&self.client.news, 1)  # what came before we listened
         register_client(self.client)
 
     def stop(self):
@@ -543,12 +543,12 @@ cdef class Runtime:
             fp_load64(&client.trouble_us) > self.told_us
             and fp_load64(&client.trouble_us) > fp_load64(&client.reached_us)
             and fp_load64(&client.progress_us) == 0
-            and client.connected == 0
-            and client.trouble_code in (ERR__AUTHENTICATION, ERR__SSL)
+            and fp_load64(&client.connected) == 0
+            and fp_load64(&client.trouble_code) in (ERR__AUTHENTICATION, ERR__SSL)
             and self.error_cb is None
         ):
             self.told_us = fp_load64(&client.trouble_us)
-            raise AuthenticationError(KafkaError(client.trouble_code, self.trouble()))
+            raise AuthenticationError(KafkaError(fp_load64(&client.trouble_code), self.trouble()))
         return 0
 
     def purge(self, bint in_queue=True, bint in_flight=True, bint blocking=True):

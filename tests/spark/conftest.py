@@ -147,10 +147,14 @@ def spark(spark_engine: Engine) -> SparkSession:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     report = yield
     engine = item.config.stash.get(_engine, None)
-    # What pytest-timeout raises is no Exception; nor is what Ctrl-C does.
-    if engine is not None and call.excinfo is not None and not isinstance(call.excinfo.value, Exception):
+    if engine is not None and call.excinfo is not None and interrupts(call.excinfo.value):
         engine.suspect = True
     return report
+
+
+def interrupts(problem: BaseException) -> bool:
+    """Whether it may end a test anywhere, as pytest-timeout and Ctrl-C do: with what is no Exception; nor is a skip."""
+    return not isinstance(problem, (Exception, pytest.skip.Exception))
 
 
 @pytest.fixture(scope="session")

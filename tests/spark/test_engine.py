@@ -5,6 +5,7 @@ import signal
 import threading
 
 import pytest
+from conftest import interrupts
 
 
 class TimeIsOver(BaseException):
@@ -26,6 +27,14 @@ def interrupted_in_a_call(spark) -> pytest.ExceptionInfo[TimeIsOver]:
         return kept
     finally:
         signal.signal(signal.SIGUSR1, old)
+
+
+def test_only_what_may_end_a_test_anywhere_costs_a_spark() -> None:
+    """A skipped test did: half of the time of all tests on Spark went into JVMs that were started after one."""
+    assert not interrupts(AssertionError())
+    assert not interrupts(pytest.skip.Exception("takes minutes"))
+    assert interrupts(pytest.fail.Exception("Timeout"))
+    assert interrupts(KeyboardInterrupt())
 
 
 @pytest.mark.long

@@ -97,7 +97,7 @@ cdef int _route(accumulator_t* acc, topic_t* topic, record_t* record, int32_t* p
             else:
                 wanted = <int32_t>(topic.turn % <uint64_t>topic.partitions)
     elif wanted >= topic.partitions:
-        topic.doubtful = True  # it may be new
+        fp_store64(&topic.doubtful, 1)  # it may be new
         return APPEND_UNKNOWN_PARTITION
     lane = lane_of(acc, topic, wanted)
     if lane == NULL:

@@ -53,7 +53,7 @@ cdef rd_kafka_resp_err_t _on_broker_state(
     if known != NULL and known.up != up:
         known.up = up
         known.known |= up
-        client.connected += 1 if up else -1
+        fp_grow64(&client.connected, 1 if up else -1)
     fp_spin_unlock(&client.brokers_lock)
     if up:
         pthread_mutex_lock(&client.acc.lock)
@@ -112,7 +112,7 @@ cdef void on_queue(rd_kafka_t* rk, void* opaque) noexcept nogil:
     """librdkafka's queue is no longer empty; runs on its threads. Whoever waits first empties it."""
     cdef client_t* client = <client_t*>opaque
     pthread_mutex_lock(&client.acc.lock)
-    client.news = True
+    fp_store64(&client.news, 1)
     if client.acc.done_waiting:
         pthread_cond_broadcast(&client.acc.done)
     if client.acc.sender_waiting:

@@ -7,7 +7,7 @@ cdef inline bint _settle(
     cdef slot_t* slot = slot_at(chunk, i)
     chunk.returned += 1
     if error == ERR__UNKNOWN_TOPIC or error == ERR__UNKNOWN_PARTITION or error == ERR_UNKNOWN_TOPIC_OR_PART:
-        lane.topic.doubtful = True
+        fp_store64(&lane.topic.doubtful, 1)
     if slot.state == PENDING:
         resolve(lane, chunk, i, error, offset, now)
     elif slot.state == EXPIRED:  # has had its outcome
@@ -103,13 +103,13 @@ cdef void _keep_event(client_t* client, event_t* event) noexcept nogil:
     if client.last_event != NULL:
         client.last_event.next = event
     else:
-        client.events = event
+        fp_store_ptr(<void**>&client.events, event)
     client.last_event = event
     client.event_count += 1
     tell_news(&client.acc)
     if client.event_count > EVENTS_KEPT:
         oldest = client.events
-        client.events = oldest.next
+        fp_store_ptr(<void**>&client.events, oldest.next)
         client.event_count -= 1
     pthread_mutex_unlock(&client.acc.lock)
     drop_event(oldest)
@@ -148,11 +148,11 @@ cdef void _note_trouble(client_t* client, int32_t error, const char* text) noexc
     """Remembers why brokers cannot be reached, for errors that would otherwise only speak of a timeout."""
     # That all are down is no reason, but better than none.
     if error in (ERR__AUTHENTICATION, ERR__SSL, ERR__TRANSPORT, ERR__RESOLVE) or (
-        error == ERR__ALL_BROKERS_DOWN and client.trouble_us <= fp_load64(&client.progress_us)
+        error == ERR__ALL_BROKERS_DOWN and fp_load64(&client.trouble_us) <= fp_load64(&client.progress_us)
     ):
         pthread_mutex_lock(&client.acc.lock)
         strncpy(client.trouble, text, sizeof(client.trouble) - 1)
-        client.trouble_code = error
+        fp_store64(&client.trouble_code, error)
         fp_store64(&client.trouble_us, fp_now_us())
         pthread_mutex_unlock(&client.acc.lock)
 
@@ -182,7 +182,7 @@ cdef void drain(client_t* client) noexcept nogil:
     cdef event_t* kept
     cdef int kind
     fp_add64(&client.draining, 1)
-    client.news = False  # first: what comes from here on sets it again
+    fp_store64(&client.news, 0)  # first: what comes from here on sets it again
     event = rdkafka.queue_poll(client.queue, 0)
     while event != NULL:
         kind = rdkafka.event_type(event)
@@ -192,7 +192,7 @@ cdef void drain(client_t* client) noexcept nogil:
         if kind == EVENT_ERROR:
             _note_trouble(client, rdkafka.event_error(event), rdkafka.event_error_string(event))
             if rdkafka.event_error(event) == ERR__FATAL:
-                client.fatal = True
+                fp_store64(&client.fatal, 1)
         if kind == EVENT_STATS:
             _take_statistics(client, rdkafka.event_stats(event))
         if kind == EVENT_ERROR or kind == EVENT_LOG or (kind == EVENT_STATS and client.statistics_wanted):

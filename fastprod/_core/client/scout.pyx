@@ -126,11 +126,11 @@ cdef void* scout_main(void* argument) noexcept nogil:
         if answer != NULL:
             rdkafka.metadata_destroy(answer)
         if error and not client.stop:
-            if client.connected == 0:
+            if fp_load64(&client.connected) == 0:
                 # Each question makes librdkafka try all brokers every 50 ms; by itself it tries once a second.
                 patience = 100
                 until = fp_now_us() + 1000000
-                while client.connected == 0 and not client.stop and fp_now_us() < until:
+                while fp_load64(&client.connected) == 0 and not client.stop and fp_now_us() < until:
                     fp_cond_wait_until(&client.scout_wake, &acc.lock, until)
             else:
                 fp_cond_wait_until(&client.scout_wake, &acc.lock, fp_now_us() + 20000)

@@ -145,8 +145,8 @@ cdef bint _look_for_stuck(client_t* client, int64_t now) noexcept nogil:
     cdef int32_t i
     cdef bint stuck = False
     while topic != NULL:
-        if topic.doubtful:
-            topic.doubtful = False
+        if fp_load64(&topic.doubtful):
+            fp_store64(&topic.doubtful, 0)  # first: one refused from here on sets it again
             topic.metadata_us = 0
             stuck = True
         elif now - topic.metadata_us > STUCK_US and topic.partitions:
@@ -177,19 +177,19 @@ cdef void* sender_main(void* argument) noexcept nogil:
             _expire(client, now)
             if _look_for_stuck(client, now):
                 pthread_cond_signal(&client.scout_wake)
-            if client.fatal and not client.transactional:
+            if fp_load64(&client.fatal) and not client.transactional:
                 # What librdkafka got while it gave everything up would otherwise lie there until it times out.
                 pthread_mutex_unlock(&acc.lock)
                 rdkafka.purge(client.rk, PURGE_F_QUEUE | PURGE_F_NON_BLOCKING)
                 pthread_mutex_lock(&acc.lock)
-        if client.news or fp_load_ptr(&client.completed) != NULL:
+        if fp_load64(&client.news) or fp_load_ptr(&client.completed) != NULL:
             pthread_mutex_unlock(&acc.lock)
             drain(client)
             pthread_mutex_lock(&acc.lock)
         if acc.split:
             release_split(acc)
         lane = next_ready(acc, now)
-        if lane == NULL and (client.news or client.stop):
+        if lane == NULL and (fp_load64(&client.news) or client.stop):
             continue
         if lane == NULL:
             now = min(next_deadline(acc, now), now + SPLIT_US if acc.split else INT64_MAX)

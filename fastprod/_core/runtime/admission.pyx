@@ -268,15 +268,20 @@ cdef tuple partitions_of(Runtime self, topic_t* topic):
     return known[1]
 
 
+cdef bint _has_undecided(accumulator_t* acc, topic_t* topic) noexcept nogil:
+    """Whether records wait to be placed, or are being placed."""
+    cdef bint found
+    pthread_mutex_lock(&acc.lock)
+    found = topic.undecided.head != NULL or topic.routing
+    pthread_mutex_unlock(&acc.lock)
+    return found
+
+
 cdef int32_t ask_partitioner(Runtime self, topic_t* topic, record_t* record) except -2:
     """The user's choice for a record; -1 while partitions are unknown, or records that came before wait for them."""
-    cdef bint waits
-    if topic.undecided.head != NULL and topic.partitions:
+    if _has_undecided(&self.client.acc, topic):
         place_topic(self, topic)
-    pthread_mutex_lock(&self.client.acc.lock)
-    waits = topic.undecided.head != NULL or topic.routing
-    pthread_mutex_unlock(&self.client.acc.lock)
-    known = None if waits else partitions_of(self, topic)
+    known = None if _has_undecided(&self.client.acc, topic) else partitions_of(self, topic)
     if known is None:
         return -1
     return choose_by_python(
@@ -295,9 +300,11 @@ cdef int place_undecided(Runtime self) except -1:
     if self.partitioner is None:
         return 0
     fp_store64(&self.client.acc.placeable, 0)
-    topic = self.client.acc.topics
+    pthread_mutex_lock(&self.client.acc.lock)
+    topic = self.client.acc.topics  # the newest; none ever goes
+    pthread_mutex_unlock(&self.client.acc.lock)
     while topic != NULL:
-        if topic.undecided.head != NULL and topic.partitions:
+        if _has_undecided(&self.client.acc, topic):
             place_topic(self, topic)
         topic = topic.next
     return 0

@@ -7,10 +7,10 @@ cdef int wait_for_news(Runtime self, int64_t until_us, int64_t seen) except -1:
     with nogil:
         pthread_mutex_lock(&acc.lock)
         acc.done_waiting += 1
-        if not self.client.stop and not self.client.news and acc.news == seen:
+        if not self.client.stop and not fp_load64(&self.client.news) and acc.news == seen:
             fp_cond_wait_until(&acc.done, &acc.lock, min(until_us, fp_now_us() + SLICE_US))
         acc.done_waiting -= 1
-        more = self.client.news
+        more = fp_load64(&self.client.news) != 0
         pthread_mutex_unlock(&acc.lock)
         if more:
             drain_as_guest(self.client, 0)  # sooner than through the sender
@@ -45,7 +45,7 @@ cdef int64_t wait_and_dispatch(Runtime self, double timeout) except -1:
     until = _until(timeout)
     while served == 0 and fp_now_us() < until and not self.closed:
         seen = fp_load64(&self.client.acc.news)
-        if fp_load_ptr(<void**>&self.client.acc.deliveries) == NULL and self.client.events == NULL:
+        if fp_load_ptr(<void**>&self.client.acc.deliveries) == NULL and not has_events(self.client):
             wait_for_news(self, until, seen)
         place_undecided(self)
         served = dispatch(self)
@@ -100,6 +100,10 @@ cdef int64_t flush(Runtime self, double timeout) except -1:
     return 0 if idle else self.outstanding()
 
 
+cdef inline bint has_events(client_t* client) noexcept nogil:
+    return fp_load_ptr(<void**>&client.events) != NULL
+
+
 cdef int64_t dispatch(Runtime self) except -1:
     """Runs what is due. Every callback runs, though one raises; the first exception is raised at the end."""
     cdef client_t* client = self.client
@@ -108,14 +112,14 @@ cdef int64_t dispatch(Runtime self) except -1:
     cdef event_t* event
     cdef int64_t served = 0
     client.poller = PyThread_get_thread_ident()
-    if client.events == NULL and fp_load_ptr(<void**>&client.acc.deliveries) == NULL:
+    if not has_events(client) and fp_load_ptr(<void**>&client.acc.deliveries) == NULL:
         return 0
     errors = []
-    while client.events != NULL:
+    while has_events(client):
         pthread_mutex_lock(&client.acc.lock)
         event = client.events
         if event != NULL:
-            client.events = event.next
+            fp_store_ptr(<void**>&client.events, event.next)
             client.event_count -= 1
             if client.events == NULL:
                 client.last_event = NULL
