@@ -148,7 +148,7 @@ ctypedef struct chunk_t:
     uint8_t single            # has headers or timestamps: hand over one by one
     uint8_t sealed
     uint8_t handed            # to the sender, and counted in accumulator_t.flying
-    uint8_t split             # librdkafka has some of it, and had no room for the rest, which waits
+    uint8_t split             # librdkafka has some of it, and the rest waits until that is back
     uint8_t published
     uint8_t flying            # in the in-flight list
 
@@ -346,7 +346,6 @@ ctypedef struct accumulator_t:
     outlet_t* turn            # whose lanes are looked at next
     int32_t credit            # lanes of a broker that librdkafka may have at a time
     bint strict               # a record that fails ends its partition
-    bint hasty                # librdkafka does not wait for the rest of a hand-over
     int64_t request_bytes     # what librdkafka puts into one request of a partition; 0 = as many requests as it likes
     int64_t request_records
     chunk_t* deliveries       # chunks with callbacks to run

@@ -10,7 +10,7 @@ tells us the outcomes instead. It is not used otherwise: the broker thread is th
 librdkafka is never called with one of our locks held, so its callbacks may take them.
 """
 
-from libc.stdint cimport INT64_MAX, int16_t, int32_t, int64_t, uint32_t
+from libc.stdint cimport INT64_MAX, UINT32_MAX, int16_t, int32_t, int64_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, strcmp, strdup, strlen, strncpy
 
@@ -29,6 +29,7 @@ from fastprod._core._accumulator cimport (
     fail_waiting,
     index_of,
     is_broken,
+    is_heard,
     lane_t,
     next_deadline,
     next_ready,
@@ -138,7 +139,7 @@ cdef extern from * nogil:
 
 cdef enum:
     RETRY_US = 2000             # pause after librdkafka's queue was full
-    SPLIT_US = 10000            # how often lanes are looked at of which it has a part of a chunk: nothing else tells
+    SPLIT_US = 10000            # how late may be noticed that a part of a chunk is back, when its signal came too soon
     LATE_US = 200000            # records that waited longer keep their own timestamp, one call each
     STUCK_US = 1000000          # no acknowledgement for so long: look for a new leader
     GRACE_US = 1500000          # librdkafka looks for timed-out messages once a second

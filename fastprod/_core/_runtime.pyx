@@ -241,7 +241,6 @@ cdef class Runtime:
         acc.levels = settings.levels
         acc.credit = CREDIT if settings.levels == 1 else CREDIT_OF_LEVELS
         acc.strict = settings.strict
-        acc.hasty = settings.hasty
         if settings.idempotent:
             acc.request_bytes = max(1, settings.request_bytes * 9 // 10 - REQUEST_OVERHEAD)
             acc.request_records = settings.request_records

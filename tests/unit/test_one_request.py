@@ -7,6 +7,7 @@ refused, or numbers everything anew and repeats what is unanswered.
 import time
 
 import pytest
+from confluent_kafka import KafkaError
 from programs import wait_until
 
 from fastprod import Producer
@@ -105,3 +106,24 @@ def test_what_librdkafka_had_no_room_for_waits_for_what_it_has_of_the_partition(
     wanted = [b"%06d" % number for number in range(60)]
     assert stored == wanted
     assert outcomes == [(None, value) for value in wanted]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_the_first_record_to_a_broker_that_does_not_know_the_producer_goes_alone(known: bool) -> None:
+    """A hand-over that the sender is torn from becomes two requests. A broker that knows the producer takes the second
+    only after the first; one that does not takes any."""
+    codes: list[int] = []
+    with MockCluster(1, topics={"t": 2}) as cluster:
+        producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0})
+        producer.produce("t", b"warm", partition=0 if known else 1)
+        assert producer.flush(120) == 0
+        cluster.set_rtt(60_000)  # nothing is answered until we have seen enough
+        cluster.start_tracking()
+        for _ in range(100):
+            producer.produce("t", b"v", partition=0, on_delivery=lambda error, message: codes.append(error.code()))
+        assert wait_until(lambda: cluster.requests("Produce"))
+        producer.purge()
+        producer.poll(1)
+        producer.close(0)
+    assert len(codes) == 100
+    assert (codes.count(KafkaError._PURGE_INFLIGHT) > 1) is known

@@ -155,11 +155,7 @@ cdef int _lead(accumulator_t* acc, lane_t* lane, int32_t broker) noexcept nogil:
 
 
 cdef chunk_t* detach(accumulator_t* acc, lane_t* lane) noexcept nogil:
-    """Takes the waiting chunks of a lane for hand-over: all, or what makes one request.
-
-    Brokers take any sequence number from a producer that they have not heard of, so the first request must be answered
-    before there is a second. Where librdkafka is hasty that is sure of a single record only.
-    """
+    """Takes the waiting chunks of a lane for hand-over: all, or what makes one request."""
     cdef chunk_t* chunks = lane.head
     cdef chunk_t* chunk = chunks
     cdef chunk_t* last = NULL
@@ -168,9 +164,7 @@ cdef chunk_t* detach(accumulator_t* acc, lane_t* lane) noexcept nogil:
     while chunk != NULL:
         bytes += bytes_on_wire(chunk)
         records += chunk.count
-        if last != NULL and acc.request_bytes and (
-            bytes > acc.request_bytes or records > acc.request_records or (acc.hasty and not is_heard(lane))
-        ):
+        if last != NULL and acc.request_bytes and (bytes > acc.request_bytes or records > acc.request_records):
             break
         last = chunk
         _seal(acc, chunk)
@@ -218,7 +212,7 @@ cdef void chunk_returned(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
 
 
 cdef void reattach(accumulator_t* acc, lane_t* lane, chunk_t* chunks) noexcept nogil:
-    """Puts chunks that librdkafka had no room for back in front.
+    """Puts chunks that librdkafka did not get back in front.
 
     It may have some records of the first: the lane is held until these are back, as by any request on its way.
     """

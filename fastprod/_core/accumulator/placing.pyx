@@ -32,7 +32,6 @@ cdef inline bint _fills_request(accumulator_t* acc, chunk_t* chunk, int64_t byte
     return acc.request_bytes and (
         chunk.count >= acc.request_records
         or bytes_on_wire(chunk) + bytes + RECORD_BYTES > acc.request_bytes
-        or (acc.hasty and chunk == chunk.lane.head and not is_heard(chunk.lane))  # see detach
     )
 
 

@@ -143,8 +143,6 @@ cdef int64_t append_run(
         return 0
     capacity = chunk.capacity
     if acc.request_bytes:
-        if acc.hasty and not is_heard(lane):
-            return 0
         stop = min(stop, start + acc.request_records - chunk.count)
         capacity = min(capacity, acc.request_bytes - _pinned_bytes(chunk))
     while i < stop and column_get(values, i, &value, &size) == CELL_VALUE and size < below:

@@ -43,6 +43,9 @@ cdef inline void _acknowledge(
             fp_store64(&lane.progress_us, now)
             fp_store64(&client.progress_us, now)
         _push_completed(client, chunk)
+    elif chunk.returned == chunk.sent:  # the rest of it waits for that
+        fp_add64(&client.parts_back, 1)
+        pthread_cond_signal(&client.acc.work)  # without its lock, which is not to be had here: SPLIT_US is for that
 
 
 cdef rd_kafka_resp_err_t _on_acknowledged(rd_kafka_t* rk, rd_kafka_message_t* message, void* opaque) noexcept nogil:

@@ -91,9 +91,13 @@ cdef int _send_one(client_t* client, lane_t* lane, chunk_t* chunk, uint32_t i, i
     return 0
 
 
-cdef bint _send_chunk(client_t* client, lane_t* lane, chunk_t* chunk) noexcept nogil:
-    """Gives a chunk to librdkafka; false when its queue is full and some of it is left."""
-    cdef uint32_t i = chunk.sent, start, count = chunk.count, left
+cdef uint32_t _send_chunk(client_t* client, lane_t* lane, chunk_t* chunk, uint32_t most) noexcept nogil:
+    """Gives a chunk, or `most` records of it, to librdkafka; returns how many its queue had no room for.
+
+    Once it has all of a chunk, that may be gone.
+    """
+    cdef uint32_t i = chunk.sent, start, left
+    cdef uint32_t count = i + min(chunk.count - i, most)
     cdef int64_t timestamp = 0
     cdef rich_t* more
     cdef bint single
@@ -107,8 +111,7 @@ cdef bint _send_chunk(client_t* client, lane_t* lane, chunk_t* chunk) noexcept n
         left = _send_batch(client, lane, chunk, i, count)
         if left:
             chunk.sent = count - left
-            return False
-        return True
+        return left
     while i < count:
         start = i
         single = timestamp != 0
@@ -121,14 +124,14 @@ cdef bint _send_chunk(client_t* client, lane_t* lane, chunk_t* chunk) noexcept n
             left = _send_batch(client, lane, chunk, start, i)
             if left:
                 chunk.sent = i - left
-                return False
+                return count - i + left
         if i < count:
             # A record not handed over yet keeps the chunk alive, so reading it here is safe.
             if _send_one(client, lane, chunk, i, timestamp):
                 chunk.sent = i
-                return False
+                return count - i
             i += 1
-    return True
+    return 0
 
 
 cdef void _expire(client_t* client, int64_t now) noexcept nogil:
@@ -168,7 +171,8 @@ cdef void* sender_main(void* argument) noexcept nogil:
     cdef lane_t* lane
     cdef chunk_t* chunk
     cdef chunk_t* following
-    cdef int64_t now, checked = 0
+    cdef int64_t now, checked = 0, parts = 0
+    cdef uint32_t count, most, left
     pthread_mutex_lock(&acc.lock)
     while not client.stop:
         now = fp_now_us()
@@ -186,7 +190,8 @@ cdef void* sender_main(void* argument) noexcept nogil:
             pthread_mutex_unlock(&acc.lock)
             drain(client)
             pthread_mutex_lock(&acc.lock)
-        if acc.split:
+        if acc.split and fp_load64(&client.parts_back) != parts:
+            parts = fp_load64(&client.parts_back)
             release_split(acc)
         lane = next_ready(acc, now)
         if lane == NULL and (fp_load64(&client.news) or client.stop):
@@ -205,15 +210,24 @@ cdef void* sender_main(void* argument) noexcept nogil:
         chunk = detach(acc, lane)
         client.sending = True
         pthread_mutex_unlock(&acc.lock)
+        # A broker takes any sequence number from a producer that it does not know. Were a hand-over torn in two, and the
+        # first request refused, it would take the second, and librdkafka would believe both: so one record goes alone.
+        most = 1 if acc.request_bytes and not is_heard(lane) else UINT32_MAX
+        left = 0
         while chunk != NULL:
             following = chunk.next
-            if not _send_chunk(client, lane, chunk):
+            count = chunk.count - chunk.sent
+            left = _send_chunk(client, lane, chunk, most)
+            if left or count > most:
                 break
             chunk = following
+            if most == 1:
+                break
         pthread_mutex_lock(&acc.lock)
         client.sending = False
-        if chunk != NULL:
+        if left:
             lane.retry_us = fp_now_us() + RETRY_US
+        if chunk != NULL:
             reattach(acc, lane, chunk)
     pthread_mutex_unlock(&acc.lock)
     return NULL
