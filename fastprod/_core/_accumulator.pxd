@@ -211,6 +211,7 @@ ctypedef struct lane_t:
     int64_t settled_bytes
     int64_t failed_records
     int64_t failed_bytes
+    int64_t refused_records   # by a broker
     int64_t progress_us       # last acknowledgement, or when the lane stopped being idle
     # for stats(), under the accumulator's lock
     histogram_t* latency      # owned: from the first record of a chunk to the last one's acknowledgement; NULL = none yet
@@ -395,8 +396,8 @@ cdef inline void count_settled(lane_t* lane, slot_t* slot, bint failed) noexcept
         fp_grow64(&lane.failed_bytes, size)
 
 cdef inline bint is_heard(lane_t* lane) noexcept nogil:
-    """Whether a broker has ever acknowledged a record of the lane."""
-    return fp_load64(&lane.settled_records) > fp_load64(&lane.failed_records)
+    """Whether a broker knows the producer in this partition: it has taken a record, or refuses them anyway."""
+    return fp_load64(&lane.settled_records) > fp_load64(&lane.failed_records) or fp_load64(&lane.refused_records) > 4
 
 cdef inline bint is_broken(lane_t* lane) noexcept nogil:
     return lane.broken or lane.topic.undecided.broken  # which partition those would have gone to is not known

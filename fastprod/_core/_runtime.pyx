@@ -642,7 +642,10 @@ cdef class Runtime:
     @property
     def memory(self):
         """Bytes of buffer.memory in use."""
-        return fp_load64(&self.client.acc.used) + fp_load64(&self.client.acc.bookkeeping)
+        pthread_mutex_lock(&self.client.acc.lock)
+        used = self.client.acc.used + self.client.acc.bookkeeping
+        pthread_mutex_unlock(&self.client.acc.lock)
+        return used
 
     @property
     def cached(self):

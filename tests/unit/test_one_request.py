@@ -127,3 +127,20 @@ def test_the_first_record_to_a_broker_that_does_not_know_the_producer_goes_alone
         producer.close(0)
     assert len(codes) == 100
     assert (codes.count(KafkaError._PURGE_INFLIGHT) > 1) is known
+
+
+def test_a_topic_that_may_not_be_written_is_not_asked_for_every_record() -> None:
+    codes: list[int] = []
+    with MockCluster(1, topics={"t": 2}) as cluster:
+        producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0})
+        producer.produce("t", b"warm", partition=1)
+        assert producer.flush(120) == 0
+        cluster.push_errors("Produce", *["TOPIC_AUTHORIZATION_FAILED"] * 1000, broker=1)
+        cluster.start_tracking()
+        for _ in range(1000):
+            producer.produce("t", b"v", partition=0, on_delivery=lambda error, message: codes.append(error.code()))
+        assert producer.flush(120) == 0
+        asked = len(cluster.requests("Produce"))
+        producer.close()
+    assert codes == [KafkaError.TOPIC_AUTHORIZATION_FAILED] * 1000
+    assert asked < 100

@@ -14,6 +14,8 @@ cdef inline bint _settle(
         slot.state = ERR__MSG_TIMED_OUT
     if error:
         lane.broken = strict
+        if error > 0:  # librdkafka's own are negative
+            fp_grow64(&lane.refused_records, 1)
     if chunk.returned == chunk.count:
         unlink_flying(lane, chunk)
         return True

@@ -37,12 +37,13 @@ cdef tuple snapshot(Runtime self):
     pthread_mutex_lock(&client.acc.lock)
     if client.statistics != NULL:
         text = strdup(client.statistics)
+    moved = bool(client.acc.leaders_moved)
     pthread_mutex_unlock(&client.acc.lock)
     try:
         told = None if text == NULL else text.decode(errors="replace")
     finally:
         free(text)
-    return topics, brokers, told, bool(client.acc.leaders_moved)
+    return topics, brokers, told, moved
 
 
 cdef dict lanes_of(Runtime self, topic_t* topic):
