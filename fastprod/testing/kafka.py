@@ -522,8 +522,9 @@ class KafkaCluster(Cluster):
 
     def _launch(self, node: _Node) -> None:
         self._check_usable()
-        quick = QUICK_JVM if node.roles == "controller" else ()
-        java = [self._java, f"-Xmx{node.heap_mb}m", *quick, *_log_level("WARN"), "-cp", self._classpath, "kafka.Kafka"]
+        wanted = os.environ.get("KAFKA_JVM_PERFORMANCE_OPTS", "").split()  # as Kafka's own scripts have it
+        options = (*(QUICK_JVM if node.roles == "controller" else wanted), *_log_level("WARN"))
+        java = [self._java, f"-Xmx{node.heap_mb}m", *options, "-cp", self._classpath, "kafka.Kafka"]
         keeper = [sys.executable, "-I", "-S", str(Path(__file__).with_name("_keeper.py"))]
         node.pid = 0  # not known until the keeper says it
         with node.log.open("a") as log:
