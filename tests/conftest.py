@@ -16,9 +16,6 @@ LONG = "FASTPROD_LONG_TESTS"
 # Keepers of brokers look for their parent twice a second, and a busy machine is slow.
 LEAVE_S = float(os.environ.get("FASTPROD_TEST_LEAVE_S", 30))
 
-# Brokers that live for seconds: no time to optimise what they run. Half the CPU.
-BROKERS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
-
 run_mark = pytest.StashKey[str]()
 
 
@@ -29,7 +26,6 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell starts background jobs with Ctrl-C ignored, and the programs that tests interrupt would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.environ.setdefault("KAFKA_JVM_PERFORMANCE_OPTS", BROKERS)
     config.addinivalue_line("markers", f"long: takes minutes; skipped unless {LONG}=1 is set")
     if not hasattr(config, "workerinput"):  # xdist's workers inherit the mark, and so does a run inside of a test
         config.stash[run_mark] = uuid.uuid4().hex

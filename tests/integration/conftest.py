@@ -4,6 +4,7 @@ import itertools
 import re
 from collections.abc import Iterator
 
+import java_classes
 import pytest
 
 from fastprod.testing import KafkaCluster
@@ -15,6 +16,11 @@ _numbers = itertools.count()
 def topic(request: pytest.FixtureRequest) -> str:
     """A topic name that no other test uses."""
     return f"{re.sub('[^A-Za-z0-9]+', '-', request.node.name)[:200]}-{next(_numbers)}"
+
+
+@pytest.fixture(scope="session")
+def kafka_available(kafka_available: None) -> None:
+    java_classes.quick_brokers()
 
 
 @pytest.fixture(scope="module")

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import os
 import re
 import secrets
 import shutil
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import java_classes
 import programs
 import pytest
 from confluent_kafka import IsolationLevel, TopicPartition
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 _numbers = itertools.count()
 
 
-QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
 # Something of all that tests use, and then an end in good order, at which the JVM writes its archive.
 FIRST_SPARK = """
 from pyspark.sql import SparkSession
@@ -41,29 +41,11 @@ spark.stop()
 """
 
 
-def archived_classes() -> str:
-    """An option with which Spark's JVM starts in half the time: its classes, read and verified once per installation.
-
-    The archive is beside the installation, because it names the paths of Spark's jars. A JVM that it does not fit
-    does without.
-    """
-    folder = Path(sys.prefix, "var", "fastprod-tests")
-    archive = folder / "spark.jsa"
-    if " " in str(folder):  # which Spark would take for the next option
-        return ""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # one worker makes it, and the others wait
-            if not archive.exists():
-                script, half = folder / "first_spark.py", folder / "spark.half.jsa"
-                script.write_text(FIRST_SPARK)
-                options = f"{QUICK_JVM} -Xlog:disable -XX:ArchiveClassesAtExit={half}"
-                programs.run(script, env={**os.environ, "SPARK_SUBMIT_OPTS": options})
-                half.rename(archive)
-    except OSError:  # nothing may be written here, or this JVM makes no archives
-        return ""
-    return f"-Xlog:disable -XX:SharedArchiveFile={archive}"
+def first_spark(options: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "first_spark.py")
+        script.write_text(FIRST_SPARK)
+        programs.run(script, env={**os.environ, "SPARK_SUBMIT_OPTS": options})
 
 
 @pytest.fixture(scope="session")
@@ -75,11 +57,9 @@ def spark_available(tmp_path_factory: pytest.TempPathFactory) -> None:
         pytest.skip("Spark needs Java 17 or newer, and there is no java on the PATH")
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    # Dozens of JVMs that live for seconds: no time to optimise what they run.
-    for name in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
-        os.environ.setdefault(name, QUICK_JVM)
-    if os.environ["SPARK_SUBMIT_OPTS"] == QUICK_JVM:
-        os.environ["SPARK_SUBMIT_OPTS"] = f"{QUICK_JVM} {archived_classes()}"
+    os.environ.setdefault("SPARK_LAUNCHER_OPTS", java_classes.QUICK_JVM)
+    if "SPARK_SUBMIT_OPTS" not in os.environ:
+        os.environ["SPARK_SUBMIT_OPTS"] = java_classes.options("spark", first_spark)
     # Executors import fastprod from where the tests do; and find the data source as in an installed wheel.
     modules = tmp_path_factory.mktemp("modules")
     import fastprod.spark
@@ -201,6 +181,11 @@ def interrupts(problem: BaseException) -> bool:
 def mock() -> Iterator[MockClusterProcess]:
     with MockClusterProcess(3) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def kafka_available(kafka_available: None) -> None:
+    java_classes.quick_brokers()
 
 
 @pytest.fixture(scope="session")
