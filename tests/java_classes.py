@@ -31,6 +31,7 @@ def options(name: str, make: Callable[[str], None]) -> str:
         with (folder / f"{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not archive.exists():
+                half.unlink(missing_ok=True)  # of a run that was killed
                 make(f"{QUICK_JVM} -Xlog:disable -XX:ArchiveClassesAtExit={half}")
                 half.rename(archive)
     except OSError:  # nothing may be written here, or this JVM makes no archives
