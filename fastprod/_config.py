@@ -85,6 +85,7 @@ class Settings:
     hasty: bool = False  # librdkafka sends the first record of a hand-over before it has the others
     request_bytes: int = 1_000_000  # what librdkafka puts into a request at most
     request_records: int = 10_000
+    known_ms: float = 600_000  # so long after a record brokers surely remember the producer: their default is a day
     on_delivery: Callable[..., Any] | None = None
     error_cb: Callable[..., Any] | None = None
     stats_cb: Callable[..., Any] | None = None

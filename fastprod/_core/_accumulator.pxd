@@ -212,6 +212,7 @@ ctypedef struct lane_t:
     int64_t failed_records
     int64_t failed_bytes
     int64_t refused_records   # by a broker
+    int64_t heard_us          # when a broker last took a record, 0 = never
     int64_t progress_us       # last acknowledgement, or when the lane stopped being idle
     # for stats(), under the accumulator's lock
     histogram_t* latency      # owned: from the first record of a chunk to the last one's acknowledgement; NULL = none yet
@@ -349,6 +350,7 @@ ctypedef struct accumulator_t:
     bint strict               # a record that fails ends its partition
     int64_t request_bytes     # what librdkafka puts into one request of a partition; 0 = as many requests as it likes
     int64_t request_records
+    int64_t known_us          # so long after a record of it a broker surely remembers the producer
     chunk_t* deliveries       # chunks with callbacks to run
     chunk_t* last_delivery
     int64_t callbacks_due     # atomic: callbacks run without the lock
@@ -395,9 +397,10 @@ cdef inline void count_settled(lane_t* lane, slot_t* slot, bint failed) noexcept
         fp_grow64(&lane.failed_records, 1)
         fp_grow64(&lane.failed_bytes, size)
 
-cdef inline bint is_heard(lane_t* lane) noexcept nogil:
-    """Whether a broker knows the producer in this partition: it has taken a record, or refuses them anyway."""
-    return fp_load64(&lane.settled_records) > fp_load64(&lane.failed_records) or fp_load64(&lane.refused_records) > 4
+cdef inline bint is_known(accumulator_t* acc, lane_t* lane, int64_t now) noexcept nogil:
+    """Whether brokers know the producer in this partition: one took a record not long ago, or they refuse them anyway."""
+    cdef int64_t heard = fp_load64(&lane.heard_us)
+    return (heard and now - heard < acc.known_us) or fp_load64(&lane.refused_records) > 4
 
 cdef inline bint is_broken(lane_t* lane) noexcept nogil:
     return lane.broken or lane.topic.undecided.broken  # which partition those would have gone to is not known

@@ -29,7 +29,7 @@ from fastprod._core._accumulator cimport (
     fail_waiting,
     index_of,
     is_broken,
-    is_heard,
+    is_known,
     lane_t,
     next_deadline,
     next_ready,

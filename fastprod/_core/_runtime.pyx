@@ -244,6 +244,7 @@ cdef class Runtime:
         if settings.idempotent:
             acc.request_bytes = max(1, settings.request_bytes * 9 // 10 - REQUEST_OVERHEAD)
             acc.request_records = settings.request_records
+            acc.known_us = <int64_t>(settings.known_ms * 1000)
         acc.random.state = settings.seed
         accumulator_init(acc)
         fp_cond_init(&self.client.scout_wake)

@@ -5,12 +5,14 @@ refused, or numbers everything anew and repeats what is unanswered.
 """
 
 import time
+from functools import partialmethod
 
 import pytest
 from confluent_kafka import KafkaError
 from programs import wait_until
 
 from fastprod import Producer
+from fastprod._config import Settings
 from fastprod.testing import MockCluster
 
 RECORDS = 400
@@ -108,15 +110,20 @@ def test_what_librdkafka_had_no_room_for_waits_for_what_it_has_of_the_partition(
     assert outcomes == [(None, value) for value in wanted]
 
 
-@pytest.mark.parametrize("known", [False, True])
-def test_the_first_record_to_a_broker_that_does_not_know_the_producer_goes_alone(known: bool) -> None:
+@pytest.mark.parametrize(("warm", "pause_s", "known"), [(1, 0, False), (0, 0, True), (0, 0.5, False)])
+def test_the_first_record_to_a_broker_that_does_not_know_the_producer_goes_alone(
+    monkeypatch: pytest.MonkeyPatch, warm: int, pause_s: float, known: bool
+) -> None:
     """A hand-over that the sender is torn from becomes two requests. A broker that knows the producer takes the second
-    only after the first; one that does not takes any."""
+    only after the first; one that does not, or has forgotten it in a long pause, takes any."""
+    if pause_s:
+        monkeypatch.setattr(Settings, "__init__", partialmethod(Settings.__init__, known_ms=pause_s * 1000 - 100))
     codes: list[int] = []
     with MockCluster(1, topics={"t": 2}) as cluster:
         producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0})
-        producer.produce("t", b"warm", partition=0 if known else 1)
+        producer.produce("t", b"warm", partition=warm)
         assert producer.flush(120) == 0
+        time.sleep(pause_s)
         cluster.set_rtt(60_000)  # nothing is answered until we have seen enough
         cluster.start_tracking()
         for _ in range(100):

@@ -40,6 +40,8 @@ cdef inline void _acknowledge(
         error = ERR__UNKNOWN_PARTITION  # it was deleted while librdkafka put the record into its queue
     if chunk.rich and error == 0:
         rich_at(chunk, i).timestamp = rdkafka.message_timestamp(message, <int*>&rich_at(chunk, i).timestamp_type)
+    if error == 0:
+        fp_store64(&lane.heard_us, now)
     if _settle(lane, chunk, i, error, message.offset if told else -1, now, client.acc.strict):
         if not error:
             fp_store64(&lane.progress_us, now)

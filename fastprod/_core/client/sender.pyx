@@ -210,9 +210,9 @@ cdef void* sender_main(void* argument) noexcept nogil:
         chunk = detach(acc, lane)
         client.sending = True
         pthread_mutex_unlock(&acc.lock)
-        # A broker takes any sequence number from a producer that it does not know. Were a hand-over torn in two, and the
+        # A broker takes any sequence number from a producer that it does not know, or no longer. Were a hand-over torn in two, and the
         # first request refused, it would take the second, and librdkafka would believe both: so one record goes alone.
-        most = 1 if acc.request_bytes and not is_heard(lane) else UINT32_MAX
+        most = 1 if acc.request_bytes and not is_known(acc, lane, now) else UINT32_MAX
         left = 0
         while chunk != NULL:
             following = chunk.next
