@@ -183,8 +183,7 @@ def _column(piece: Piece, name: str, start: int = 0) -> Column:
 
 
 def _is_arrow(source: Any, kind: str) -> bool:
-    pa = sys.modules.get("pyarrow")
-    return pa is not None and isinstance(source, getattr(pa, kind))
+    return isinstance(source, getattr(sys.modules.get("pyarrow"), kind, ()))  # () while another thread imports it
 
 
 def _arrow(source: Any) -> Any:

@@ -522,12 +522,10 @@ class Producer(confluent_kafka.Producer):
         _live.discard(self)
         if any(self is one for one in _stuck):
             return  # confluent-kafka would wait for the call that does not come back
-        if self._in_transaction and not self._abort_within(patience):
-            # confluent-kafka's close() would wait for the brokers for ever. The client ends with this object instead,
-            # and the brokers end the transaction when transaction.timeout.ms is over.
-            return
-        if runtime.flying:
-            runtime.give_up()  # likewise: confluent-kafka would wait for what librdkafka does not give back
+        # confluent-kafka's close() would wait for the brokers for ever, to end the transaction or to give records back. The
+        # client ends with this object instead, and brokers end the transaction when transaction.timeout.ms is over.
+        if (self._in_transaction and not self._abort_within(patience)) or runtime.flying:
+            runtime.give_up()
             return
         try:
             super().close()

@@ -133,7 +133,8 @@ ctypedef struct chunk_t:
     uint32_t used             # data bytes
     uint32_t stride           # bytes per slot
     uint32_t count            # records
-    uint32_t sent             # records handed to librdkafka
+    uint32_t sent             # records handed to librdkafka; changes under the lane's `spin`
+    uint32_t charged          # of them, those for which `bookkeeping` is charged
     uint32_t resolved         # records whose outcome is known
     uint32_t returned         # records librdkafka has given back
     uint32_t failed
@@ -169,6 +170,7 @@ ctypedef struct outlet_t:     # one broker: the lanes that it leads, and how man
     list_t held               # wait for what librdkafka has of them
     list_t out                # those handed over, the first one longest ago
     int32_t out_count
+    int64_t records_out       # of these lanes
     bint spent                # the credit is used up, and not half of it back
 
 ctypedef struct lane_t:
@@ -195,6 +197,7 @@ ctypedef struct lane_t:
     bint counted              # in the outlet's list `out`
     int64_t out_us            # since when
     int32_t chunks_out        # chunks that librdkafka has
+    int64_t records_out       # records, likewise
     # in flight, under `spin`
     int spin
     chunk_t* fly_head
@@ -451,7 +454,7 @@ cdef void fail_unsent(accumulator_t*, chunk_t*, int32_t error) noexcept nogil
 cdef int64_t fail_head(accumulator_t*, lane_t*, int32_t error) noexcept nogil
 cdef int64_t fail_lane(accumulator_t*, lane_t*, int32_t error, int64_t before_us) noexcept nogil
 cdef int64_t fail_waiting(accumulator_t*, int32_t error, int64_t before_us) noexcept nogil
-cdef void enter_flight(lane_t*, chunk_t*) noexcept nogil
+cdef void enter_flight(lane_t*, chunk_t*, uint32_t sent) noexcept nogil
 cdef void fail_flying(accumulator_t*, int32_t error) noexcept nogil
 cdef bint is_flying(accumulator_t*) noexcept nogil
 cdef void expire_flying(accumulator_t*, int64_t before_us) noexcept nogil

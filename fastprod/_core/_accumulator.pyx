@@ -58,6 +58,7 @@ cdef enum:
     CATCH_UP = 64                         # sticky bounds that a partition may be behind when they are even again
     START_US = 2000000                    # after which a lane's queue counts in any case
     MANY_LANES = 256                      # more than librdkafka has something of at a time, on a few brokers
+    LITTLE = 64                           # a broker with less than this part of the pool out gets more, though memory is short
     FLOOR = 8                             # each so manieth turn is that of whoever has waited longest, of whatever level
     CREDIT_US = 200000                    # a lane that librdkafka has had for so long does not count any more
     RECORD_BYTES = 36                     # at most around key and value in a request, headers apart

@@ -139,7 +139,6 @@ cdef extern from * nogil:
 
 cdef enum:
     RETRY_US = 2000             # pause after librdkafka's queue was full
-    SPLIT_US = 10000            # how late may be noticed that a part of a chunk is back, when its signal came too soon
     LATE_US = 200000            # records that waited longer keep their own timestamp, one call each
     STUCK_US = 1000000          # no acknowledgement for so long: look for a new leader
     GRACE_US = 1500000          # librdkafka looks for timed-out messages once a second

@@ -580,9 +580,11 @@ cdef bint is_offsets(object source):
 
 
 cdef bint is_numpy(object item, str kind):
-    """Whether `item` is of a class of numpy's. Importing numpy takes 20 MB, which lists do not need."""
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(item, getattr(numpy, kind))
+    """Whether `item` is of a class of numpy's. Importing numpy takes 20 MB, which lists do not need.
+
+    While another thread is at it, the module is there but its classes may not be, nor can anything be of one.
+    """
+    return isinstance(item, getattr(sys.modules.get("numpy"), kind, ()))
 
 
 cdef uintptr_t address_of(object array) except? 0:

@@ -366,6 +366,7 @@ cdef class Runtime:
                 if is_flying(&client.acc):
                     fp_cond_wait_until(&client.acc.done, &client.acc.lock, fp_now_us() + 2000)
                 pthread_mutex_unlock(&client.acc.lock)
+            publish_completed(client)  # in transactions librdkafka's threads may have settled the last
             topic = client.acc.topics
             while topic != NULL:
                 rdkafka.topic_destroy(<rd_kafka_topic_t*>topic.handle)

@@ -183,8 +183,7 @@ cdef class Accumulator:
                     records.append((_bytes(slot_at(chunk, i).key, slot_at(chunk, i).key_size),
                                     _bytes(slot_at(chunk, i).payload, slot_at(chunk, i).size)))
                 chunk.next = NULL
-                chunk.sent = chunk.count
-                enter_flight(lane, chunk)
+                enter_flight(lane, chunk, chunk.count)
                 chunk = following
             taken.append((lane.partition, records))
 

@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -1398,3 +1399,16 @@ def test_a_million_records(cluster: MockCluster, producer: Producer) -> None:
     assert receipt.acknowledged == 1_000_000
     assert sum(high for _, high in cluster.watermarks("t").values()) == 1_000_000
     assert producer._runtime.memory == 0
+
+
+@pytest.mark.parametrize("module", ["numpy", "pyarrow"])
+def test_lists_do_not_wait_for_a_module_that_another_thread_is_importing(
+    cluster: MockCluster, monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers})
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, module, ModuleType(module))  # as it is while its first lines run
+        receipt = producer.produce_many("t", [b"v"], [b"k"])
+    receipt.wait(120)
+    assert receipt.acknowledged == 1
+    producer.close()

@@ -318,3 +318,30 @@ def test_a_close_does_not_wait_for_another_longer_than_it_was_told(mock_cluster:
     patient.join(300)
     assert not patient.is_alive()
     assert producer.close() is True
+
+
+def test_a_transactional_producer_closed_at_once_tells_all_outcomes() -> None:
+    """librdkafka's own threads settle its records, also the last ones."""
+    with MockCluster(3, topics={"t": 20}) as cluster:
+        for turn in range(20):
+            outcomes: list[object] = []
+            cluster.set_rtt(0)
+            producer = Producer(
+                {
+                    "bootstrap.servers": cluster.bootstrap_servers,
+                    "log_level": 0,
+                    "transactional.id": f"turn-{turn}",
+                    "linger.ms": 0,
+                    "error_cb": lambda error: None,
+                }
+            )
+            producer.init_transactions(120)
+            producer.begin_transaction()
+            producer.produce_many("t", [b"warm"] * 20, partitions=list(range(20))).wait(120)
+            cluster.set_rtt(100)
+            for number in range(200):
+                producer.produce("t", b"v", partition=number % 20, on_delivery=lambda *outcome: outcomes.append(outcome))
+            receipt = producer.produce_many("t", [b"v"] * 20, partitions=list(range(20)))
+            time.sleep(0.02)
+            producer.close(0)
+            assert (len(outcomes), receipt.done) == (200, True), f"in turn {turn}"

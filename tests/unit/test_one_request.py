@@ -151,3 +151,48 @@ def test_a_topic_that_may_not_be_written_is_not_asked_for_every_record() -> None
         producer.close()
     assert codes == [KafkaError.TOPIC_AUTHORIZATION_FAILED] * 1000
     assert asked < 100
+
+
+def test_many_partitions_are_introduced_at_a_time_though_memory_is_short() -> None:
+    """What had waited for metadata may take more than the buffer; a record that goes alone gives nothing of it back."""
+    with MockCluster(1, topics={"t": 200}) as cluster:
+        cluster.set_rtt(500)  # all wait for metadata
+        cluster.push_errors("Produce", *[0] * 400, broker=1, rtt_ms=60_000)
+        cluster.start_tracking()
+        producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0, "buffer.memory": 200_000})
+        for number in range(400):
+            producer.produce("t", b"v", partition=number % 200)
+        assert wait_until(lambda: len(cluster.requests("Produce")) >= 20)
+        producer.purge()
+        producer.close(0)
+
+
+def test_partitions_that_are_known_now_go_before_those_that_are_not() -> None:
+    """They give memory back. With the others first, nobody's would come before all have been introduced."""
+    done: list[int] = []
+    with MockCluster(1, topics={"t": 300}) as cluster:
+        cluster.push_errors("Produce", *[0] * 200, broker=1, rtt_ms=50)
+        cluster.push_errors("Produce", *[0] * 1000, broker=1, rtt_ms=60_000)
+        cluster.start_tracking()
+        producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0, "linger.ms": 500})
+        for number in range(600):
+            producer.produce("t", b"v", partition=number % 300, on_delivery=lambda error, message: done.append(1))
+        assert wait_until(lambda: len(cluster.requests("Produce")) > 200)
+        assert wait_until(lambda: producer.poll(0.1) or done, 20), "200 were answered, which can be first records only"
+        producer.purge()
+        producer.close(0)
+
+
+def test_the_record_that_goes_alone_is_not_younger_than_those_behind_it() -> None:
+    with MockCluster(1, topics={"t": 2}) as cluster:
+        with Producer({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0, "linger.ms": 150}) as producer:
+            producer.produce("t", b"warm", partition=1)
+            assert producer.flush(120) == 0
+            cluster.set_rtt(100)
+            for _ in range(5):
+                producer.produce("t", b"v", partition=0)
+            time.sleep(0.5)  # the linger must end by itself
+        cluster.set_rtt(0)
+        times = [record.timestamp()[1] for record in cluster.records("t") if record.partition() == 0]
+    assert len(times) == 5
+    assert times == sorted(times)

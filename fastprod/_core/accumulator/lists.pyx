@@ -39,6 +39,14 @@ cdef void _remove(list_t* list, lane_t* lane, bint out) noexcept nogil:
     link.previous = link.next = NULL
 
 
+cdef void _to_front(list_t* list, lane_t* lane) noexcept nogil:
+    if list.head != lane:
+        _remove(list, lane, False)
+        lane.link.next = list.head
+        list.head.link.previous = lane
+        list.head = lane
+
+
 cdef inline list_t* _list(lane_t* lane, int where) noexcept nogil:
     if where == LIST_LINGER:
         return &lane.outlet.lingering
@@ -121,13 +129,25 @@ cdef void _count_out(accumulator_t* acc, lane_t* lane, bint out) noexcept nogil:
         if out:
             _push(&outlet.out, lane, True)
             outlet.out_count += 1
+            outlet.records_out += lane.records_out
             if outlet.out_count >= acc.credit:
                 outlet.spent = True
         else:
             _remove(&outlet.out, lane, True)
             outlet.out_count -= 1
+            outlet.records_out -= lane.records_out
             if outlet.out_count <= acc.credit // 2:
                 outlet.spent = False
+
+
+cdef inline void _charge(accumulator_t* acc, chunk_t* chunk, int64_t records) noexcept nogil:
+    """librdkafka has so many records of a chunk more, or less."""
+    cdef lane_t* lane = chunk.lane
+    chunk.charged += <uint32_t>records
+    acc.bookkeeping += records * acc.record_overhead
+    lane.records_out += records
+    if lane.counted:
+        lane.outlet.records_out += records
 
 
 cdef inline void _invite(accumulator_t* acc, outlet_t* outlet) noexcept nogil:
@@ -170,7 +190,7 @@ cdef chunk_t* detach(accumulator_t* acc, lane_t* lane) noexcept nogil:
         _seal(acc, chunk)
         chunk.handed = 1
         acc.flying += chunk.charge
-        acc.bookkeeping += chunk.count * acc.record_overhead
+        _charge(acc, chunk, chunk.count - chunk.sent)
         lane.chunks_out += 1
         chunk = chunk.next
     lane.head = chunk
@@ -201,7 +221,7 @@ cdef void chunk_returned(accumulator_t* acc, chunk_t* chunk) noexcept nogil:
         chunk.split = 0
         acc.split -= 1
     acc.flying -= chunk.charge
-    acc.bookkeeping -= chunk.count * acc.record_overhead
+    _charge(acc, chunk, -<int64_t>chunk.charged)
     _feed(acc)
     lane.chunks_out -= 1
     if lane.chunks_out == 0 and lane.where == LIST_HELD:
@@ -220,6 +240,7 @@ cdef void reattach(accumulator_t* acc, lane_t* lane, chunk_t* chunks) noexcept n
     if acc.request_bytes and _is_partly_out(lane, chunks):
         chunks.split = 1
         acc.split += 1
+        _charge(acc, chunks, <int64_t>chunks.sent - chunks.count)
     else:
         chunk_returned(acc, chunks)
     while last.next != NULL:
@@ -242,7 +263,10 @@ cdef bint _is_partly_out(lane_t* lane, chunk_t* chunk) noexcept nogil:
 
 
 cdef void release_split(accumulator_t* acc) noexcept nogil:
-    """Lets lanes go on whose first chunk librdkafka had a part of, when that is back."""
+    """Lets lanes go on whose first chunk librdkafka had a part of, when that is back.
+
+    They go first: their chunks give memory back, others that have had no record out yet would only begin to wait.
+    """
     cdef outlet_t* outlet = acc.outlets
     cdef lane_t* lane
     cdef lane_t* following
@@ -252,6 +276,8 @@ cdef void release_split(accumulator_t* acc) noexcept nogil:
             following = lane.link.next
             if lane.head.split and not _is_partly_out(lane, lane.head):
                 chunk_returned(acc, lane.head)
+                if lane.where == LIST_READY:
+                    _to_front(_list(lane, LIST_READY), lane)
             lane = following
         outlet = outlet.next
 
@@ -292,8 +318,8 @@ cdef lane_t* _next_of(accumulator_t* acc, outlet_t* outlet, int64_t now) noexcep
 
 
 cdef inline bint _is_starved(accumulator_t* acc, outlet_t* outlet) noexcept nogil:
-    """Whether the broker must wait for memory. One that has nothing need not: others may keep theirs for long."""
-    return acc.starved and outlet.out_count != 0
+    """Whether the broker must wait for memory. One that has little need not: others may keep theirs for long."""
+    return acc.starved and outlet.records_out * acc.record_overhead > acc.limit // LITTLE
 
 
 cdef lane_t* next_ready(accumulator_t* acc, int64_t now) noexcept nogil:

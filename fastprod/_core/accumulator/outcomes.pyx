@@ -201,20 +201,28 @@ cdef void _expire_flying(accumulator_t* acc, lane_t* lane, int64_t before_us) no
 
 
 cdef bint is_flying(accumulator_t* acc) noexcept nogil:
-    """Whether librdkafka has any record."""
+    """Whether librdkafka has any record. If not, all chunks that it gave back are in the completion stack."""
     cdef topic_t* topic = acc.topics
+    cdef lane_t* lane
     cdef int32_t i
+    cdef bint flying
     while topic != NULL:
         for i in range(topic.lanes.size):
-            if topic.lanes.lanes[i] != NULL and topic.lanes.lanes[i].fly_head != NULL:
-                return True
+            lane = topic.lanes.lanes[i]
+            if lane != NULL:
+                fp_spin_lock(&lane.spin)
+                flying = lane.fly_head != NULL
+                fp_spin_unlock(&lane.spin)
+                if flying:
+                    return True
         topic = topic.next
     return False
 
 
-cdef void enter_flight(lane_t* lane, chunk_t* chunk) noexcept nogil:
-    """librdkafka is about to get the chunk: acknowledgements may come from now on."""
+cdef void enter_flight(lane_t* lane, chunk_t* chunk, uint32_t sent) noexcept nogil:
+    """librdkafka is about to get the chunk up to there, so it counts as sent: it may be acknowledged and gone any time."""
     fp_spin_lock(&lane.spin)
+    chunk.sent = sent
     if not chunk.flying:
         chunk.flying = 1
         chunk.fly_next = NULL

@@ -14,8 +14,6 @@ cdef inline bint _settle(
         slot.state = ERR__MSG_TIMED_OUT
     if error:
         lane.broken = strict
-        if error > 0:  # librdkafka's own are negative
-            fp_grow64(&lane.refused_records, 1)
     if chunk.returned == chunk.count:
         unlink_flying(lane, chunk)
         return True
@@ -42,6 +40,8 @@ cdef inline void _acknowledge(
         rich_at(chunk, i).timestamp = rdkafka.message_timestamp(message, <int*>&rich_at(chunk, i).timestamp_type)
     if error == 0:
         fp_store64(&lane.heard_us, now)
+    elif error > 0:  # librdkafka's own are negative
+        fp_grow64(&lane.refused_records, 1)
     if _settle(lane, chunk, i, error, message.offset if told else -1, now, client.acc.strict):
         if not error:
             fp_store64(&lane.progress_us, now)
@@ -49,7 +49,15 @@ cdef inline void _acknowledge(
         _push_completed(client, chunk)
     elif chunk.returned == chunk.sent:  # the rest of it waits for that
         fp_add64(&client.parts_back, 1)
-        pthread_cond_signal(&client.acc.work)  # without its lock, which is not to be had here: SPLIT_US is for that
+
+
+cdef inline void _tell_parts(client_t* client, int64_t before) noexcept nogil:
+    """Tells the sender, if a part of a chunk has come back since."""
+    if fp_load64(&client.parts_back) != before:
+        pthread_mutex_lock(&client.acc.lock)
+        if client.acc.sender_waiting:
+            pthread_cond_signal(&client.acc.work)
+        pthread_mutex_unlock(&client.acc.lock)
 
 
 cdef rd_kafka_resp_err_t _on_acknowledged(rd_kafka_t* rk, rd_kafka_message_t* message, void* opaque) noexcept nogil:
@@ -57,18 +65,21 @@ cdef rd_kafka_resp_err_t _on_acknowledged(rd_kafka_t* rk, rd_kafka_message_t* me
 
     Messages of an answer come one after the other, the first right after _on_response_received.
     """
+    cdef client_t* client = <client_t*>opaque
+    cdef int64_t parts = fp_load64(&client.parts_back)
     cdef chunk_t* chunk
     cdef lane_t* lane
     if fp_get_answering() != NULL:
-        _count_settled_request(<client_t*>opaque, (<broker_t*>fp_get_answering()).id)
+        _count_settled_request(client, (<broker_t*>fp_get_answering()).id)
         fp_set_answering(NULL)
         fp_set_told(message.offset >= 0)
     if not fp_is_handing_over() and message._private != NULL:
         chunk = chunk_of(message._private)
         lane = chunk.lane  # stays, though the chunk may go with its last record
         fp_spin_lock(&lane.spin)
-        _acknowledge(<client_t*>opaque, chunk, message, fp_is_told(), fp_now_us())
+        _acknowledge(client, chunk, message, fp_is_told(), fp_now_us())
         fp_spin_unlock(&lane.spin)
+        _tell_parts(client, parts)
     # The same message may reach confluent-kafka's callback next, which would take the token for a pointer of its own.
     message._private = NULL
     return 0
@@ -85,7 +96,7 @@ cdef void _take_report(client_t* client, rd_kafka_event_t* event) noexcept nogil
     cdef chunk_t* chunk
     cdef lane_t* lane = NULL
     cdef uint32_t n = 0
-    cdef int64_t now = fp_now_us()
+    cdef int64_t now = fp_now_us(), parts = fp_load64(&client.parts_back)
     if message == NULL:
         return
     told = message.offset >= 0 and not client.no_offsets
@@ -101,6 +112,7 @@ cdef void _take_report(client_t* client, rd_kafka_event_t* event) noexcept nogil
         n += 1
         message = rdkafka.event_message_next(event)
     fp_spin_unlock(&lane.spin)
+    _tell_parts(client, parts)
 
 
 cdef void _keep_event(client_t* client, event_t* event) noexcept nogil:

@@ -91,6 +91,13 @@ cdef int _send_one(client_t* client, lane_t* lane, chunk_t* chunk, uint32_t i, i
     return 0
 
 
+cdef inline void _take_back(lane_t* lane, chunk_t* chunk, uint32_t sent) noexcept nogil:
+    """librdkafka had no room from there on."""
+    fp_spin_lock(&lane.spin)
+    chunk.sent = sent
+    fp_spin_unlock(&lane.spin)
+
+
 cdef uint32_t _send_chunk(client_t* client, lane_t* lane, chunk_t* chunk, uint32_t most) noexcept nogil:
     """Gives a chunk, or `most` records of it, to librdkafka; returns how many its queue had no room for.
 
@@ -102,15 +109,14 @@ cdef uint32_t _send_chunk(client_t* client, lane_t* lane, chunk_t* chunk, uint32
     cdef rich_t* more
     cdef bint single
     cdef bint mixed = chunk.single
-    if fp_now_us() - chunk.created_us > LATE_US:
+    # The rest of the chunk may be late by the time it goes: its first record must not be younger then.
+    if fp_now_us() - chunk.created_us > LATE_US or count < chunk.count:
         timestamp = chunk.created_ms
-    enter_flight(lane, chunk)
-    # The chunk counts as sent before the calls: it may be acknowledged and gone by the time they return.
-    chunk.sent = count
+    enter_flight(lane, chunk, count)
     if not mixed and timestamp == 0:
         left = _send_batch(client, lane, chunk, i, count)
         if left:
-            chunk.sent = count - left
+            _take_back(lane, chunk, count - left)
         return left
     while i < count:
         start = i
@@ -123,12 +129,12 @@ cdef uint32_t _send_chunk(client_t* client, lane_t* lane, chunk_t* chunk, uint32
         if i > start:
             left = _send_batch(client, lane, chunk, start, i)
             if left:
-                chunk.sent = i - left
+                _take_back(lane, chunk, i - left)
                 return count - i + left
         if i < count:
             # A record not handed over yet keeps the chunk alive, so reading it here is safe.
             if _send_one(client, lane, chunk, i, timestamp):
-                chunk.sent = i
+                _take_back(lane, chunk, i)
                 return count - i
             i += 1
     return 0
@@ -152,6 +158,9 @@ cdef bint _look_for_stuck(client_t* client, int64_t now) noexcept nogil:
             fp_store64(&topic.doubtful, 0)  # first: one refused from here on sets it again
             topic.metadata_us = 0
             stuck = True
+            for i in range(topic.lanes.size):  # should it be made anew, its brokers do not know the producer
+                if topic.lanes.lanes[i] != NULL:
+                    fp_store64(&topic.lanes.lanes[i].heard_us, 0)
         elif now - topic.metadata_us > STUCK_US and topic.partitions:
             for i in range(topic.lanes.size):
                 lane = topic.lanes.lanes[i]
@@ -197,7 +206,7 @@ cdef void* sender_main(void* argument) noexcept nogil:
         if lane == NULL and (fp_load64(&client.news) or client.stop):
             continue
         if lane == NULL:
-            now = min(next_deadline(acc, now), now + SPLIT_US if acc.split else INT64_MAX)
+            now = next_deadline(acc, now)
             if acc.timeout_us:
                 now = min(now, checked + max(acc.timeout_us >> 2, 1000))
             acc.sender_waiting = True
