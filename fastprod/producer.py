@@ -23,7 +23,7 @@ from fastprod import _config
 from fastprod._core import _runtime as core
 from fastprod._core._client import plugin_path
 from fastprod._core._runtime import Receipt, Runtime, check_headers
-from fastprod.errors import AuthenticationError
+from fastprod.errors import AuthenticationError, BufferFullError
 
 if TYPE_CHECKING:
     from fastprod.encoding import Encoder
@@ -106,10 +106,10 @@ class Producer(confluent_kafka.Producer):
 
         Everything is checked before anything is accepted: what is wrong with a message is raised as TypeError or
         ValueError, and then none of them is. Returns how many were accepted; the others, for which there was no room,
-        whose partition does not exist or which are too large, get the reason under `_error`. For large volumes
-        `produce_many` is several times faster.
+        whose partition does not exist, which are too large or for which a partitioner raised, get the reason under
+        `_error`. For large volumes `produce_many` is several times faster.
         """
-        self._open()
+        runtime = self._open()
         if not isinstance(topic, str):
             raise TypeError(f"topic must be str, not {type(topic).__name__}")
         if not isinstance(messages, list):
@@ -125,10 +125,15 @@ class Producer(confluent_kafka.Producer):
             try:
                 core.produce(self, topic, *record)
                 accepted += 1
-            except BufferError as error:
+            except BufferFullError as error:
                 message["_error"] = KafkaError(KafkaError._QUEUE_FULL, str(error))
-            except confluent_kafka.KafkaException as error:
-                message["_error"] = error.args[0]
+            except Exception as error:
+                told = error.args[0] if isinstance(error, confluent_kafka.KafkaException) and error.args else None
+                if not isinstance(told, KafkaError):
+                    if runtime.partitioner is None or runtime.closed:
+                        raise
+                    told = KafkaError(KafkaError._APPLICATION, f"the partitioner raised {error!r}")
+                message["_error"] = told
         return accepted
 
     # ---- bulk
@@ -522,7 +527,7 @@ class Producer(confluent_kafka.Producer):
         _live.discard(self)
         if any(self is one for one in _stuck):
             return  # confluent-kafka would wait for the call that does not come back
-        # confluent-kafka's close() would wait for the brokers for ever, to end the transaction or to give records back. The
+        # confluent-kafka's close() would wait for brokers for ever, to end the transaction or to give records back. The
         # client ends with this object instead, and brokers end the transaction when transaction.timeout.ms is over.
         if (self._in_transaction and not self._abort_within(patience)) or runtime.flying:
             runtime.give_up()

@@ -47,7 +47,11 @@ ctypedef struct client_t:
     event_t* events             # changed under `acc.lock`, and looked at without
     event_t* last_event
     int64_t event_count
-    unsigned long poller        # thread that last ran callbacks
+    int64_t poller              # atomic: thread that last ran callbacks, 0 = none yet
+    int64_t poller_us           # atomic: when it began to
+    int64_t former_poller       # atomic: another one that did before, 0 = none
+    int64_t former_us           # atomic: when it last began to
+    int64_t listeners           # atomic: threads that wait for callbacks to run
     bint delivering             # and is running some
     bint sending                # the sender has chunks that are in no list
     int guests                  # other threads that are inside librdkafka for us: stop() waits for them

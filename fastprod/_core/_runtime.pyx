@@ -155,6 +155,7 @@ cdef extern from "Python.h":
     int PyList_SetSlice(object, Py_ssize_t, Py_ssize_t, PyObject*) except -1
 
 cdef enum:
+    FORMER_US = 1000000         # so long after a thread has polled it may be about to poll again
     SLICE_US = 100000           # how long a call may block before it looks for Ctrl-C
     ZERO_COPY_BYTES = 512       # smaller values are as cheap to copy as to pin; at 400 bytes pinning gains 10 to 20 %
     MAX_PARTITIONS = 0x7fff0000 # larger numbers mean other things in slot_t.state
@@ -187,7 +188,7 @@ cdef class Runtime:
     cdef topic_t* last_topic
     cdef list blocks            # of bulk calls, oldest first: those librdkafka may still read
     cdef int64_t swept_us       # when all of them were looked at
-    cdef object partitioner     # a Python partitioner, or None
+    cdef readonly object partitioner  # a Python partitioner, or None
     cdef object on_delivery
     cdef object error_cb
     cdef object stats_cb

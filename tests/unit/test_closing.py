@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -320,6 +321,10 @@ def test_a_close_does_not_wait_for_another_longer_than_it_was_told(mock_cluster:
     assert producer.close() is True
 
 
+def _note(outcomes: list[object], error: object, message: object) -> None:
+    outcomes.append(error)
+
+
 def test_a_transactional_producer_closed_at_once_tells_all_outcomes() -> None:
     """librdkafka's own threads settle its records, also the last ones."""
     with MockCluster(3, topics={"t": 20}) as cluster:
@@ -339,8 +344,9 @@ def test_a_transactional_producer_closed_at_once_tells_all_outcomes() -> None:
             producer.begin_transaction()
             producer.produce_many("t", [b"warm"] * 20, partitions=list(range(20))).wait(120)
             cluster.set_rtt(100)
+            note = partial(_note, outcomes)
             for number in range(200):
-                producer.produce("t", b"v", partition=number % 20, on_delivery=lambda *outcome: outcomes.append(outcome))
+                producer.produce("t", b"v", partition=number % 20, on_delivery=note)
             receipt = producer.produce_many("t", [b"v"] * 20, partitions=list(range(20)))
             time.sleep(0.02)
             producer.close(0)

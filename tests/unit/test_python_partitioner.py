@@ -5,9 +5,10 @@ import time
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from programs import wait_until
 
-from fastprod import Producer
+from fastprod import BufferFullError, Producer
 from fastprod.testing import MockCluster, MockClusterProcess
 
 pytestmark = pytest.mark.mock_cluster(brokers=1, topics={"t": 4})
@@ -233,3 +234,29 @@ def test_a_purge_gives_up_what_came_before_it_and_nothing_after(mock_cluster: Mo
         polling.join(300)
         assert producer.flush(120) == 0
     assert sorted(outcomes) == [(b"behind", "_PURGE_QUEUE"), (b"new", None), (b"old", "_PURGE_QUEUE")]
+
+
+@pytest.mark.parametrize(
+    "kind", [KeyError, ZeroDivisionError, RuntimeError, BufferError, KafkaException, BufferFullError]
+)
+def test_whatever_it_raises_a_bulk_call_goes_on(mock_cluster: MockCluster, kind: type[Exception]) -> None:
+    class Picky:
+        def partition(self, topic: str, key: bytes, value: bytes, partitions: int, available: list[int]) -> int:
+            if value == b"bad":
+                raise kind("no idea")
+            return 0
+
+    with Producer(conf(mock_cluster, partitioner=Picky())) as producer:
+        producer.produce("t", b"warm")
+        assert producer.flush(120) == 0
+        receipt = producer.produce_many("t", [b"a", b"bad", b"c", b"d"])
+        assert receipt.wait(120)
+        assert (receipt.acknowledged, receipt.failed) == (3, 1)
+        assert [(failed.index, type(failed.error)) for failed in receipt.errors] == [(1, kind)]
+        messages: list[dict[str, Any]] = [{"value": b"e"}, {"value": b"bad"}, {"value": b"f"}]
+        assert producer.produce_batch("t", messages) == 2
+        if kind is not BufferFullError:  # which says the same
+            assert messages[1]["_error"].code() == KafkaError._APPLICATION
+        with pytest.raises(kind, match="no idea"):
+            producer.produce("t", b"bad")
+    assert [record.value() for record in mock_cluster.records("t")] == [b"warm", b"a", b"c", b"d", b"e", b"f"]

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 from programs import wait_until
 
-from fastprod import Producer
+from fastprod import BufferFullError, Producer
 from fastprod.testing import MockCluster
 
 PARTITIONS = 3
@@ -142,3 +143,31 @@ def test_records_that_timed_out_without_a_partition_end_their_topic(cluster: Moc
 def test_where_it_does_not_fit_it_is_refused(cluster: MockCluster, more: dict[str, Any], why: str) -> None:
     with pytest.raises(KafkaException, match=why):
         Producer(conf(cluster, **more))
+
+
+@pytest.mark.parametrize("headers", [None, [{"a": "b"}] * 3000], ids=["plain", "headers"])
+@pytest.mark.parametrize("column", [False, True])
+def test_a_bulk_call_that_finds_no_room_ends_its_topics(cluster: MockCluster, headers: Any, column: bool) -> None:
+    """Nothing is raised, so later records must not close the gap."""
+    cluster.create_topic("u", 1)
+    values = [b"%04d" % n for n in range(3000)]
+    topics = (["t"] * 10 + ["u"] * 10) * 150
+    producer = Producer(conf(cluster, buffer_memory=100_000, max_block_ms=0, linger_ms=200, message_timeout_ms=60_000))
+    if column:
+        table = pa.table({"topic": topics, "value": values})
+        if headers:
+            names = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+            table = table.append_column("headers", pa.array([[{"key": "a", "value": b"b"}]] * 3000, names))
+        rejected = producer.produce_arrow(table)
+    else:
+        rejected = producer.produce_many("t", values, headers=headers)
+    assert isinstance(rejected.errors[0].error, BufferFullError)
+    producer.flush(120)
+    for topic in ("t", "u") if column else ("t",):
+        later = producer.produce_many(topic, [b"later"] * 5)
+        later.wait(120)
+        assert (later.acknowledged, later.failed) == (0, 5)
+        assert later.errors[0].error.code() == KafkaError._GAPLESS_GUARANTEE
+    producer.close()
+    for topic in ("t", "u"):
+        assert b"later" not in [record.value() for record in cluster.records(topic)]

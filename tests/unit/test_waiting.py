@@ -1,6 +1,7 @@
 """Waiting for room in the buffer: nobody starves, and what is refused costs next to nothing."""
 
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -161,4 +162,27 @@ def test_a_short_pool_ends_the_linger_however_often(mock_cluster: MockCluster) -
         producer.flush(120)
         for number in range(60_000):
             producer.produce("t", b"v" * 100, partition=number % 8)
+        assert producer.flush(120) == 0
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.3])
+def test_room_is_waited_for_while_another_thread_polls(mock_cluster: MockCluster, pause_s: float) -> None:
+    """Though this one polls too: the other will run the callbacks that hold the memory."""
+    over = threading.Event()
+    with Producer(conf(mock_cluster, **{"buffer.memory": 65_536, "linger.ms": 0})) as producer:
+
+        def listen() -> None:
+            while not over.is_set():
+                producer.poll(1)
+                time.sleep(pause_s)
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        try:
+            for _ in range(60 if pause_s else 5000):
+                producer.produce("t", b"x" * 3000, on_delivery=lambda error, message: None)
+                producer.poll(0)
+        finally:
+            over.set()
+            thread.join(300)
         assert producer.flush(120) == 0

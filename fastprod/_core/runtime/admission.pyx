@@ -44,7 +44,7 @@ cdef int accept(Runtime self, topic, value, key, partition, callback, on_deliver
     cdef Py_buffer value_buffer
     cdef Py_buffer key_buffer
     cdef topic_t* target
-    cdef bint value_held = False, key_held = False
+    cdef bint value_held = False, key_held = False, asking = False
     cdef bytes packed
     if self.closed:
         raise RuntimeError("Producer has been closed")
@@ -78,7 +78,7 @@ cdef int accept(Runtime self, topic, value, key, partition, callback, on_deliver
         if record.callback != NULL:
             Py_INCREF(callback)  # first: another thread may run it before admit() returns
         try:
-            admit(self, target, &record)
+            admit(self, target, &record, &asking)
         except BaseException:
             if record.callback != NULL:
                 Py_DECREF(callback)
@@ -108,8 +108,8 @@ cdef inline int check_size(Runtime self, record_t* record) except -1:
     return 0
 
 
-cdef int admit(Runtime self, topic_t* topic, record_t* record) except -1:
-    """Takes a record in, waiting for room if need be, or raises why it cannot be."""
+cdef int admit(Runtime self, topic_t* topic, record_t* record, bint* asking) except -1:
+    """Takes a record in, waiting for room if need be, or raises why it cannot be. `asking`: a partitioner has raised."""
     cdef accumulator_t* acc = &self.client.acc
     cdef int32_t chosen
     cdef int status = APPEND_NO_CHOICE
@@ -118,7 +118,9 @@ cdef int admit(Runtime self, topic_t* topic, record_t* record) except -1:
             if fp_load64(&acc.placeable):
                 place_undecided(self)  # of whatever topic: there may be no other call for it
             if record.partition < 0:
+                asking[0] = True
                 record.partition = ask_partitioner(self, topic, record)
+                asking[0] = False
         pthread_mutex_lock(&acc.lock)
         status = append(acc, topic, record, &chosen)
         pthread_mutex_unlock(&acc.lock)
@@ -186,9 +188,28 @@ cdef bint wait_for_room(Runtime self, waiter_t* waiter, int64_t least, int64_t u
 cdef bint is_alone(Runtime self) noexcept nogil:
     """Whether it is in vain to wait for room: callbacks hold memory until they have run, and only we would run them."""
     cdef client_t* client = self.client
-    return fp_load64(&client.acc.live_chunks) == 0 and fp_load64(&client.acc.deliveries_open) > 0 and (
-        client.poller == 0 or client.poller == PyThread_get_thread_ident()
-    )
+    cdef int64_t poller, former
+    if fp_load64(&client.acc.live_chunks) or fp_load64(&client.acc.deliveries_open) == 0 or fp_load64(&client.listeners):
+        return False
+    poller = fp_load64(&client.poller)
+    former = fp_load64(&client.former_poller)
+    if poller and poller != me():
+        return False
+    return former == 0 or former == me() or fp_now_us() - fp_load64(&client.former_us) > FORMER_US
+
+
+cdef inline int64_t me() noexcept nogil:
+    return <int64_t>PyThread_get_thread_ident()
+
+
+cdef inline void note_poller(client_t* client) noexcept:
+    """Callbacks run on this thread from now on, on that one until now."""
+    cdef int64_t poller = fp_load64(&client.poller)
+    if poller != me():
+        fp_store64(&client.former_us, fp_load64(&client.poller_us))
+        fp_store64(&client.former_poller, poller)
+        fp_store64(&client.poller, me())
+    fp_store64(&client.poller_us, fp_now_us())
 
 
 cdef int refuse(Runtime self, topic_t* topic, record_t* record, int status) except -1:
@@ -220,7 +241,7 @@ cdef int refuse(Runtime self, topic_t* topic, record_t* record, int status) exce
 cdef object full(Runtime self):
     """The exception for a record that found no room."""
     cdef accumulator_t* acc = &self.client.acc
-    if self.client.delivering and self.client.poller == PyThread_get_thread_ident():
+    if self.client.delivering and fp_load64(&self.client.poller) == me():
         return BufferFullError(
             f"Local: Queue full: buffer.memory = {acc.limit} bytes is used up, also by the record whose delivery callback "
             "is running: its memory comes back when the callback has returned; produce after that, or raise buffer.memory"

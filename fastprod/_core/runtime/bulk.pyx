@@ -58,7 +58,7 @@ cdef int submit(
                 if i & 0x3fff == 0:
                     PyErr_CheckSignals()
             if i < n:
-                reject_rest(self, receipt, block, i)
+                reject_rest(self, receipt, block, topic, i)
     except BaseException:
         receipt.lock()
         taken = block.c.taken
@@ -96,7 +96,7 @@ cdef int64_t submit_fast(
         and keys.c.kind == COLUMN_EMPTY and headers is None and topics is None
     )
     if receipt.full:
-        reject_rest(self, receipt, block, start)
+        reject_rest(self, receipt, block, topic, start)
         return n
     memset(&record, 0, sizeof(record_t))
     record.block = block.c
@@ -169,7 +169,7 @@ cdef int64_t submit_fast(
                     until = fp_now_us() + self.max_block_us
                 if fp_now_us() < until and not is_alone(self):
                     continue
-                reject_rest(self, receipt, block, i)
+                reject_rest(self, receipt, block, topic, i)
                 return n
             if status != APPEND_OK:
                 break
@@ -181,9 +181,13 @@ cdef int64_t submit_fast(
     return i
 
 
-cdef int reject_rest(Runtime self, Receipt receipt, Block block, int64_t start) except -1:
+cdef int reject_rest(Runtime self, Receipt receipt, Block block, topic_t* topic, int64_t start) except -1:
     """There is no room for the records from `start` on. Noted as one: a buffer that is full may mean millions."""
     if block.full_from < 0:
+        if block.topics is None:
+            end_topic(self, topic)
+        elif self.client.acc.strict:
+            end_topics(self, block.topics, start)
         block.full_from = start
         block.full_error = full(self)
         receipt.full = True
@@ -201,6 +205,24 @@ cdef void end_topic(Runtime self, topic_t* topic) noexcept:
         pthread_mutex_unlock(&self.client.acc.lock)
 
 
+cdef int end_topics(Runtime self, Column topics, int64_t start) except -1:
+    """The same for all topics that a column names from `start` on."""
+    cdef topic_t* topic = NULL
+    cdef const char* name
+    cdef int64_t name_size, i
+    for i in range(start, topics.c.length):
+        if column_get(&topics.c, i, &name, &name_size) != CELL_VALUE or (
+            topic != NULL and topic.name_size == <size_t>name_size and memcmp(topic.name, name, name_size) == 0
+        ):
+            continue
+        try:
+            topic = self.topic_of(sys.intern(name[:name_size].decode()))
+        except (ValueError, KafkaException):  # no name of a topic: nothing can be written to it
+            continue
+        end_topic(self, topic)
+    return 0
+
+
 cdef int submit_one(
     Runtime self, Receipt receipt, Block block, topic_t* topic, const int32_t* wanted, const int64_t* stamps, bint zero_copy,
     int64_t i,
@@ -212,6 +234,7 @@ cdef int submit_one(
     cdef const char* name
     cdef int64_t name_size
     cdef int kind
+    cdef bint asking = False
     cdef bytes packed
     memset(&record, 0, sizeof(record_t))
     record.block = block.c
@@ -256,19 +279,27 @@ cdef int submit_one(
                 record.headers = PyBytes_AS_STRING(packed)
                 record.headers_size = PyBytes_GET_SIZE(packed)
         check_size(self, &record)
-        admit(self, topic, &record)
-    except BufferFullError:
-        end_topic(self, topic)
-        reject_rest(self, receipt, block, i)
-    except (TypeError, ValueError, KafkaException) as error:
-        if isinstance(error, KafkaException) and error.args[0].code() == ERR__STATE:
-            raise
+        admit(self, topic, &record, &asking)
+    except Exception as error:
+        if not asking:  # else the partitioner has raised, whatever that is: the record fails, and no other
+            if isinstance(error, BufferFullError):
+                reject_rest(self, receipt, block, topic, i)
+                return 0
+            if not isinstance(error, (TypeError, ValueError, KafkaException)) or _code_of(error) == ERR__STATE:
+                raise
         block.rejected[index] = error.with_traceback(None), block.now(receipt.topic, index)
         receipt.rejected += 1
         end_topic(self, topic)
         if self.transactional:  # nothing is raised: the commit must know
-            self.count_failures(error.args[0].code() if isinstance(error, KafkaException) else ERR__INVALID_ARG, 1)
+            self.count_failures(_code_of(error), 1)
     return 0
+
+
+cdef int32_t _code_of(error) except? 0:
+    """librdkafka's code for what is wrong with a record."""
+    if isinstance(error, KafkaException) and error.args and isinstance(error.args[0], KafkaError):
+        return error.args[0].code()
+    return ERR__INVALID_ARG
 
 
 cdef sweep(Runtime self, bint thoroughly):

@@ -18,6 +18,16 @@ cdef int wait_for_news(Runtime self, int64_t until_us, int64_t seen) except -1:
     return 0
 
 
+cdef int listen_for_news(Runtime self, int64_t until_us, int64_t seen) except -1:
+    """The same for a thread that will run the callbacks: others need not give up waiting for their memory."""
+    fp_add64(&self.client.listeners, 1)
+    try:
+        return wait_for_news(self, until_us, seen)
+    finally:
+        note_poller(self.client)  # before it counts no more
+        fp_add64(&self.client.listeners, -1)
+
+
 cdef hurry(Runtime self):
     """Ends the linger of everything that waits."""
     with nogil:
@@ -46,7 +56,7 @@ cdef int64_t wait_and_dispatch(Runtime self, double timeout) except -1:
     while served == 0 and fp_now_us() < until and not self.closed:
         seen = fp_load64(&self.client.acc.news)
         if fp_load_ptr(<void**>&self.client.acc.deliveries) == NULL and not has_events(self.client):
-            wait_for_news(self, until, seen)
+            listen_for_news(self, until, seen)
         place_undecided(self)
         served = dispatch(self)
         self.check_access()
@@ -87,7 +97,7 @@ cdef int64_t flush(Runtime self, double timeout) except -1:
                 self.check_access()
             if idle or fp_now_us() >= until or self.closed:
                 break
-            wait_for_news(self, until, seen)
+            listen_for_news(self, until, seen)
     finally:
         with nogil:
             pthread_mutex_lock(&acc.lock)
@@ -111,7 +121,7 @@ cdef int64_t dispatch(Runtime self) except -1:
     cdef chunk_t* last
     cdef event_t* event
     cdef int64_t served = 0
-    client.poller = PyThread_get_thread_ident()
+    note_poller(client)
     if not has_events(client) and fp_load_ptr(<void**>&client.acc.deliveries) == NULL:
         return 0
     errors = []
