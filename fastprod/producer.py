@@ -467,6 +467,14 @@ class Producer(confluent_kafka.Producer):
             except confluent_kafka.KafkaException as error:
                 raise _with_reason(error, runtime) from None
 
+    def cluster_id(self, *args: Any, **kwargs: Any) -> str:
+        """The cluster's id, as in confluent-kafka; close() ends the call."""
+        runtime = self._open()
+        try:
+            return super().cluster_id(*args, **kwargs)
+        except confluent_kafka.KafkaException as error:
+            raise _with_reason(error, runtime) from None
+
     def set_sasl_credentials(self, *args: Any, **kwargs: Any) -> Any:
         """New SASL credentials for later connections."""
         self._open()

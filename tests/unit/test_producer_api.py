@@ -661,6 +661,17 @@ def test_list_topics(make: Callable[..., Producer]) -> None:
     assert len(producer.list_topics(timeout=120).brokers) == 2
 
 
+def test_cluster_id_is_that_of_the_metadata(make: Callable[..., Producer]) -> None:
+    producer = make()
+    assert producer.cluster_id(120) == producer.list_topics(timeout=120).cluster_id
+
+
+def test_no_method_of_confluents_is_inherited_without_our_checks() -> None:
+    """For a closed producer and a forked one; a new release's methods show up here."""
+    theirs = {name for name in dir(confluent_kafka.Producer) if not name.startswith("_")}
+    assert theirs - set(vars(Producer)) == set()
+
+
 def test_close_flushes_and_is_final(cluster: MockCluster) -> None:
     producer = Producer(conf(cluster, **{"linger.ms": 60_000}))
     got: list[KafkaError | None] = []
