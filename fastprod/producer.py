@@ -11,9 +11,9 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Self
 
 import confluent_kafka
@@ -60,6 +60,8 @@ class Producer(confluent_kafka.Producer):
     _failed_before: Mapping[str, int] = {}  # records by topic, at the last commit that was refused for them
     _lost = 0  # records without outcome when it was closed
     _ending: threading.RLock  # while threads and librdkafka's client are ended
+    _calls: set[object]  # that threads have in confluent-kafka's client, and that may take as long as brokers like
+    _left = False  # the client, to the last of these calls, by close()
     _send_offsets = confluent_kafka.Producer.send_offsets_to_transaction
     name: str
     """Whose figures these are, in `stats()` and where those of several producers are merged."""
@@ -75,6 +77,7 @@ class Producer(confluent_kafka.Producer):
         self.name = f"{conf.get('client.id', 'fastprod')}-{next(_numbers)}@{socket.gethostname()}:{os.getpid()}"
         settings.levels = self._level_count
         self._ending = threading.RLock()
+        self._calls = set()
         self._runtime = runtime = Runtime(settings)
         try:
             runtime.attach(lambda: super(Producer, self).__init__(conf))
@@ -89,6 +92,19 @@ class Producer(confluent_kafka.Producer):
             raise RuntimeError("Producer has been closed")
         runtime.assert_usable()
         return runtime
+
+    @contextmanager
+    def _passing(self) -> Iterator[Runtime]:
+        """Around a call that confluent-kafka's client answers when brokers do. Its close() would wait for that."""
+        self._open()
+        call = object()
+        try:
+            self._calls.add(call)
+            yield self._open()  # again: who closes it now sees the call
+        finally:
+            self._calls.discard(call)
+            if self._left and not self._calls:
+                self._end_left()
 
     # ---- single records
 
@@ -274,8 +290,9 @@ class Producer(confluent_kafka.Producer):
         until = time.monotonic() + timeout if timeout >= 0 else float("inf")
         while True:
             try:
-                # In slices: librdkafka takes up again where it was, and a refusal would not end it.
-                return super().init_transactions(max(0.0, min(1.0, until - time.monotonic())))
+                # In slices: librdkafka takes up again where it was, and neither a refusal nor close() would end it.
+                with self._passing():
+                    return super().init_transactions(max(0.0, min(1.0, until - time.monotonic())))
             except confluent_kafka.KafkaException as error:
                 if not error.args[0].retriable():
                     raise
@@ -312,14 +329,16 @@ class Producer(confluent_kafka.Producer):
         this transaction. Without a timeout it waits for ever.
         """
         self._open()
-        call = self._send_offsets
         if len(args) < 3 or args[2] is None or args[2] < 0:
-            return call(*args)
+            with self._passing():
+                return self._send_offsets(*args)
         answer: Future[None] = Future()
 
         def ask() -> None:
             try:
-                answer.set_result(call(*args))
+                with self._passing():
+                    outcome = self._send_offsets(*args)
+                answer.set_result(outcome)
             except BaseException as problem:
                 answer.set_exception(problem)
 
@@ -410,16 +429,16 @@ class Producer(confluent_kafka.Producer):
 
     def _end_transaction(self, name: str, end: Callable[[], None]) -> None:
         """Runs librdkafka's side of it. While that times out it can only be called again."""
-        runtime = self._open()
-        try:
-            end()
-            self._in_transaction, self._pending = False, None
-        except confluent_kafka.KafkaException as error:
-            if error.args[0].code() != KafkaError._CONFLICT:  # else another call is under way, and this one never began
-                self._pending = name if error.args[0].retriable() else None
-            raise
-        finally:
-            runtime.settle_outcomes()
+        with self._passing() as runtime:
+            try:
+                end()
+                self._in_transaction, self._pending = False, None
+            except confluent_kafka.KafkaException as error:
+                if error.args[0].code() != KafkaError._CONFLICT:  # else another call is at it, and this one never began
+                    self._pending = name if error.args[0].retriable() else None
+                raise
+            finally:
+                runtime.settle_outcomes()
 
     def _newly_failed(self) -> str:
         """The topics whose records have failed since the last transaction of which some had."""
@@ -447,9 +466,17 @@ class Producer(confluent_kafka.Producer):
 
     def list_topics(self, *args: Any, **kwargs: Any) -> Any:
         """Cluster metadata, as in confluent-kafka."""
+        with self._passing() as runtime:
+            try:
+                return super().list_topics(*args, **kwargs)
+            except confluent_kafka.KafkaException as error:
+                raise _with_reason(error, runtime) from None
+
+    def cluster_id(self, *args: Any, **kwargs: Any) -> str:
+        """The cluster's id, as in confluent-kafka; close() ends the call."""
         runtime = self._open()
         try:
-            return super().list_topics(*args, **kwargs)
+            return super().cluster_id(*args, **kwargs)
         except confluent_kafka.KafkaException as error:
             raise _with_reason(error, runtime) from None
 
@@ -524,18 +551,28 @@ class Producer(confluent_kafka.Producer):
             self._ending.release()
 
     def _end_client(self, runtime: Runtime, patience: float) -> None:
-        _live.discard(self)
         if any(self is one for one in _stuck):
             return  # confluent-kafka would wait for the call that does not come back
-        # confluent-kafka's close() would wait for brokers for ever, to end the transaction or to give records back. The
-        # client ends with this object instead, and brokers end the transaction when transaction.timeout.ms is over.
+        # confluent-kafka's close() would wait for the brokers for ever, to end the transaction or to give records back.
+        # The client ends with this object instead, and brokers end the transaction when transaction.timeout.ms is over.
         if (self._in_transaction and not self._abort_within(patience)) or runtime.flying:
             runtime.give_up()
             return
+        self._left = True
+        if self._calls:
+            return  # other threads may wait for brokers for ever: the last of them ends the client
+        self._left = False
         try:
             super().close()
         finally:
+            _live.discard(self)  # not before: a child process must not destroy what it inherits of the client
             runtime.finish()
+
+    def _end_left(self) -> None:
+        """Ends the client that close() has left to the last call, unless it has done so itself meanwhile."""
+        with self._ending:
+            if self._left and self._runtime is not None:
+                self._end_client(self._runtime, 0)
 
     def _abort_within(self, timeout: float) -> bool:
         """Whether the transaction is over: aborted, or beyond help."""

@@ -36,6 +36,14 @@ cdef class Message:
     def value(self):
         return self._value
 
+    def deserialized_key(self):
+        """As key(): nothing is deserialized here."""
+        return self._key
+
+    def deserialized_value(self):
+        """As value(): nothing is deserialized here."""
+        return self._value
+
     def timestamp(self):
         """(type, milliseconds), as in confluent_kafka: type 1 is create time, 2 log append time, 0 none."""
         return (self._timestamp_type, self._timestamp)

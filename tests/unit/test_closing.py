@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from programs import run, wait_until
 
 from fastprod import Producer
@@ -351,3 +352,119 @@ def test_a_transactional_producer_closed_at_once_tells_all_outcomes() -> None:
             time.sleep(0.02)
             producer.close(0)
             assert (len(outcomes), receipt.done) == (200, True), f"in turn {turn}"
+
+
+def _is_in(thread: threading.Thread, name: str) -> bool:
+    """Whether a thread is in this method of a Producer."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None and frame.f_code is not getattr(Producer, name).__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="counts threads through Linux's /proc")
+@pytest.mark.parametrize("timeout", [-1, 0, 1])
+@pytest.mark.parametrize("call", ["list_topics", "commit_transaction", "send_offsets_to_transaction"])
+def test_close_does_not_wait_for_a_call_of_another_thread_and_that_gets_its_answer(
+    mock_cluster: MockCluster, call: str, timeout: float
+) -> None:
+    before = _threads()
+    transactional = call != "list_topics"
+    producer = Producer(conf(mock_cluster, **({"transactional.id": call} if transactional else {})))
+    if transactional:
+        producer.init_transactions(120)
+        producer.begin_transaction()
+    producer.produce("t", b"v")
+    assert producer.flush(120) == 0
+    mock_cluster.down()
+    with Consumer({"bootstrap.servers": mock_cluster.bootstrap_servers, "group.id": "g", "log_level": 0}) as consumer:
+        group = consumer.consumer_group_metadata()
+    offsets = ([TopicPartition("t", 0, 1)], group) if call.startswith("send") else ()
+    outcomes: list[Any] = []
+
+    def work() -> None:
+        try:
+            outcomes.append(getattr(producer, call)(*offsets))
+        except (KafkaException, RuntimeError) as error:
+            outcomes.append(error)
+
+    asking = threading.Thread(target=work, daemon=True)
+    asking.start()
+    assert wait_until(lambda: _is_in(asking, call))
+    time.sleep(0.2)  # until librdkafka has the question
+    said: list[bool] = []
+    closing = threading.Thread(target=lambda: said.append(producer.close(timeout)), daemon=True)
+    closing.start()
+    closing.join(300)
+    assert said == [True]  # the record had been acknowledged
+    assert asking.is_alive()
+    mock_cluster.up()
+    asking.join(300)
+    assert len(outcomes) == 1
+    with pytest.raises(RuntimeError, match="closed"):
+        producer.list_topics()
+    if call == "list_topics":  # after a transaction that was open, the client ends with its object
+        assert "t" in outcomes[0].topics
+        assert wait_until(lambda: _threads() <= before), "the client has not ended"
+
+
+@pytest.mark.filterwarnings("ignore:Producer abort_transaction failed during close")  # confluent-kafka's
+def test_a_producer_closed_while_it_begins_its_first_transaction_ends_that_call(mock_cluster: MockCluster) -> None:
+    """Which asks again and again until brokers answer."""
+    mock_cluster.down()
+    producer = Producer(conf(mock_cluster, **{"transactional.id": "x"}))
+    raised: list[str] = []
+
+    def work() -> None:
+        with pytest.raises(RuntimeError) as problem:
+            producer.init_transactions()
+        raised.append(str(problem.value))
+
+    asking = threading.Thread(target=work, daemon=True)
+    asking.start()
+    assert wait_until(lambda: _is_in(asking, "init_transactions"))
+    assert producer.close(0) is True
+    asking.join(300)
+    assert raised
+    assert "closed" in raised[0]
+
+
+EXIT_IN_A_CALL = """
+import sys, threading, time
+from fastprod import Producer
+
+producer = Producer({"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "error_cb": lambda error: None})
+call, daemon, closes, *arguments = sys.argv[1:]
+
+def ask():
+    entered.set()
+    getattr(producer, call)(*(float(one) if one else None for one in arguments))
+
+entered = threading.Event()
+threading.excepthook = lambda problem: None
+threading.Thread(target=ask, daemon=daemon == "daemon").start()
+entered.wait()
+time.sleep(0.5)
+if closes == "closes":
+    assert producer.close() is True
+print("the end")
+"""
+
+
+@pytest.mark.parametrize("closes", ["closes", "leaves"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        ("list_topics", "daemon"),
+        ("cluster_id", "daemon"),
+        ("list_topics", "thread", "", "3"),
+        ("cluster_id", "thread", "3"),
+    ],
+)
+def test_a_program_ends_though_a_thread_waits_for_brokers_that_nobody_can_reach(
+    call: tuple[str, str], closes: str
+) -> None:
+    name, kind, *arguments = call
+    done = run("-c", EXIT_IN_A_CALL, name, kind, closes, *arguments)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "the end\n"

@@ -181,6 +181,7 @@ def test_a_closed_producer_refuses_everything_but_its_end(cluster: MockCluster) 
         lambda: producer.begin_transaction(),
         lambda: producer.commit_transaction(),
         lambda: producer.abort_transaction(),
+        lambda: producer.cluster_id(),
     ]
     for call in calls:
         with pytest.raises(RuntimeError, match="closed"):
@@ -202,6 +203,7 @@ def test_a_forked_child_is_told_and_the_parent_goes_on(apart: MockClusterProcess
                 lambda: producer.produce("t", b"child"), lambda: producer.poll(0), lambda: producer.flush(0),
                 lambda: producer.produce_many("t", [b"child"]), lambda: producer.purge(),
                 lambda: producer.list_topics(timeout=1), lambda: receipt.wait(120), lambda: producer.close(),
+                lambda: producer.cluster_id(1), lambda: producer.set_sasl_credentials("me", "secret"),
             ]
             for number, call in enumerate(calls):
                 try:

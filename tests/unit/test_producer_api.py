@@ -396,6 +396,22 @@ def test_delivery_report_contents(cluster: MockCluster, make: Callable[..., Prod
     assert (kind, stamp) == (confluent_kafka.TIMESTAMP_LOG_APPEND_TIME, 1234)  # the mock's
 
 
+def test_a_message_has_every_method_of_confluents(make: Callable[..., Producer]) -> None:
+    """Also the one that a new release adds."""
+    message = outcome(make(), "t", b"val", b"key")[1]
+    assert set(dir(confluent_kafka.Message)) - set(dir(type(message))) == set()
+
+
+def test_what_nobody_deserialized_is_the_key_and_the_value(make: Callable[..., Producer]) -> None:
+    message = outcome(make(), "t", b"val", b"key")[1]
+    assert (message.deserialized_key(), message.deserialized_value()) == (b"key", b"val")
+    message.set_key("key as text")
+    message.set_value({"value": 1})
+    assert (message.deserialized_key(), message.deserialized_value()) == ("key as text", {"value": 1})
+    nothing = outcome(make(), "t", None)[1]
+    assert (nothing.deserialized_key(), nothing.deserialized_value()) == (None, None)
+
+
 def test_offsets_reported_are_those_of_the_log(cluster: MockCluster, make: Callable[..., Producer]) -> None:
     producer = make()
     told = {}
@@ -659,6 +675,17 @@ def test_list_topics(make: Callable[..., Producer]) -> None:
     producer = make()
     assert len(producer.list_topics("t", timeout=120).topics["t"].partitions) == PARTITIONS
     assert len(producer.list_topics(timeout=120).brokers) == 2
+
+
+def test_cluster_id_is_that_of_the_metadata(make: Callable[..., Producer]) -> None:
+    producer = make()
+    assert producer.cluster_id(120) == producer.list_topics(timeout=120).cluster_id
+
+
+def test_no_method_of_confluents_is_inherited_without_our_checks() -> None:
+    """For a closed producer and a forked one; a new release's methods show up here."""
+    theirs = {name for name in dir(confluent_kafka.Producer) if not name.startswith("_")}
+    assert theirs - set(vars(Producer)) == set()
 
 
 def test_close_flushes_and_is_final(cluster: MockCluster) -> None:
