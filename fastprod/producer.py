@@ -141,15 +141,16 @@ class Producer(confluent_kafka.Producer):
             try:
                 core.produce(self, topic, *record)
                 accepted += 1
-            except BufferFullError as error:
-                message["_error"] = KafkaError(KafkaError._QUEUE_FULL, str(error))
             except Exception as error:
                 told = error.args[0] if isinstance(error, confluent_kafka.KafkaException) and error.args else None
-                if not isinstance(told, KafkaError):
+                if isinstance(error, BufferFullError):
+                    told = KafkaError(KafkaError._QUEUE_FULL, str(error))
+                elif not isinstance(told, KafkaError):
                     if runtime.partitioner is None or runtime.closed:
                         raise
                     told = KafkaError(KafkaError._APPLICATION, f"the partitioner raised {error!r}")
                 message["_error"] = told
+                runtime.note_rejected(topic, told.code())
         return accepted
 
     # ---- bulk
@@ -553,15 +554,17 @@ class Producer(confluent_kafka.Producer):
     def _end_client(self, runtime: Runtime, patience: float) -> None:
         if any(self is one for one in _stuck):
             return  # confluent-kafka would wait for the call that does not come back
-        # confluent-kafka's close() would wait for the brokers for ever, to end the transaction or to give records back.
-        # The client ends with this object instead, and brokers end the transaction when transaction.timeout.ms is over.
-        if (self._in_transaction and not self._abort_within(patience)) or runtime.flying:
+        over = not self._in_transaction or self._abort_within(patience)
+        if not over or runtime.flying:
             runtime.give_up()
-            return
         self._left = True
         if self._calls:
             return  # other threads may wait for brokers for ever: the last of them ends the client
         self._left = False
+        if not over or runtime.flying:
+            # confluent-kafka's close() would wait for brokers for ever, to end the transaction or to give records back.
+            # The client ends with this object instead, and brokers end the transaction after transaction.timeout.ms.
+            return
         try:
             super().close()
         finally:

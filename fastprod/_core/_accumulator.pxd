@@ -14,7 +14,7 @@ from fastprod._core._balance cimport load_table_t, partial_t, random_t, sticky_t
 from fastprod._core._columns cimport column_t
 from fastprod._core._headers cimport headers_head
 from fastprod._core._histogram cimport histogram_t
-from fastprod._core._platform cimport fp_grow64, fp_load64, pthread_cond_t, pthread_mutex_t
+from fastprod._core._platform cimport fp_grow64, fp_load64, fp_store64, pthread_cond_t, pthread_mutex_t
 
 cdef enum:
     POLICY_UNIFORM = 0      # KIP-794: sticky by bytes, weighted by queue size
@@ -184,7 +184,7 @@ ctypedef struct lane_t:
     link_t link
     int where                 # LIST_*: which list of the outlet's it is linked in
     bint due                  # held, but it would be ready
-    bint broken               # a record has failed, and the producer is strict: no later one may be written
+    int64_t broken            # atomic: a record has failed, and the producer is strict: no later one may be written
     int64_t first_us          # when the oldest waiting record came
     int64_t retry_us          # not before: librdkafka's queue was full
     # the batch as Java would build it: decides when the lane is ready and when to switch
@@ -406,7 +406,12 @@ cdef inline bint is_known(accumulator_t* acc, lane_t* lane, int64_t now) noexcep
     return (heard and now - heard < acc.known_us) or fp_load64(&lane.refused_records) > 4
 
 cdef inline bint is_broken(lane_t* lane) noexcept nogil:
-    return lane.broken or lane.topic.undecided.broken  # which partition those would have gone to is not known
+    # Which partition those would have gone to that failed undecided is not known.
+    return fp_load64(&lane.broken) or fp_load64(&lane.topic.undecided.broken)
+
+cdef inline void break_off(lane_t* lane, bint strict) noexcept nogil:
+    if strict:
+        fp_store64(&lane.broken, 1)
 
 cdef inline slot_t* slot_at(chunk_t* chunk, uint32_t i) noexcept nogil:
     return <slot_t*>(<char*>chunk + sizeof(chunk_t) + chunk.capacity - (i + 1) * chunk.stride)

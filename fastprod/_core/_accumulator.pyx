@@ -46,6 +46,8 @@ from fastprod._core._platform cimport (
     pthread_cond_destroy,
     pthread_cond_signal,
     pthread_mutex_destroy,
+    pthread_mutex_lock,
+    pthread_mutex_unlock,
 )
 
 cdef enum:

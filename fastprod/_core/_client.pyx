@@ -19,6 +19,7 @@ from fastprod._core._accumulator cimport (
     PENDING,
     POLICY_PYTHON,
     accumulator_t,
+    break_off,
     chunk_of,
     chunk_done,
     chunk_t,

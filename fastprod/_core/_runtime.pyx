@@ -51,6 +51,7 @@ from fastprod._core._accumulator cimport (
     append_run,
     block_release,
     block_t,
+    break_off,
     chunk_release,
     chunk_t,
     enter_queue,
@@ -155,7 +156,7 @@ cdef extern from "Python.h":
     int PyList_SetSlice(object, Py_ssize_t, Py_ssize_t, PyObject*) except -1
 
 cdef enum:
-    FORMER_US = 1000000         # so long after a thread has polled it may be about to poll again
+    FORMER_US = 5000000         # so long after a thread has polled it may be about to poll again
     SLICE_US = 100000           # how long a call may block before it looks for Ctrl-C
     ZERO_COPY_BYTES = 512       # smaller values are as cheap to copy as to pin; at 400 bytes pinning gains 10 to 20 %
     MAX_PARTITIONS = 0x7fff0000 # larger numbers mean other things in slot_t.state
@@ -363,10 +364,10 @@ cdef class Runtime:
             until = fp_now_us() + PURGE_US
             while is_flying(&client.acc) and fp_now_us() < until:
                 drain(client)
-                pthread_mutex_lock(&client.acc.lock)
                 if is_flying(&client.acc):
+                    pthread_mutex_lock(&client.acc.lock)
                     fp_cond_wait_until(&client.acc.done, &client.acc.lock, fp_now_us() + 2000)
-                pthread_mutex_unlock(&client.acc.lock)
+                    pthread_mutex_unlock(&client.acc.lock)
             publish_completed(client)  # in transactions librdkafka's threads may have settled the last
             topic = client.acc.topics
             while topic != NULL:
@@ -620,6 +621,13 @@ cdef class Runtime:
             # The sender may be publishing some at this moment, which must not count for the next transaction.
             pthread_mutex_lock(&self.client.acc.lock)
             pthread_mutex_unlock(&self.client.acc.lock)
+
+    def note_rejected(self, topic, int32_t code):
+        """A record was not taken and nothing is raised: a strict producer ends its topic, a transaction is not committed."""
+        if self.client.acc.strict:
+            end_topic(self, self.topic_of(topic))
+        if self.transactional:
+            self.count_failures(code, 1)
 
     def await_flight(self, double timeout):
         """Waits until librdkafka has no record any more, at most so many seconds. Runs no callbacks."""

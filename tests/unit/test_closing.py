@@ -468,3 +468,22 @@ def test_a_program_ends_though_a_thread_waits_for_brokers_that_nobody_can_reach(
     done = run("-c", EXIT_IN_A_CALL, name, kind, closes, *arguments)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "the end\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+def test_a_client_left_to_a_commit_ends_with_it() -> None:
+    with MockCluster(1, topics={"t": 1}) as cluster:
+        threads = len(os.listdir("/proc/self/task"))
+        producer = Producer(conf(cluster, **{"transactional.id": "x"}))
+        producer.init_transactions(120)
+        producer.begin_transaction()
+        producer.produce("t", b"v")
+        producer.flush(120)
+        cluster.set_rtt(1500)
+        committing = threading.Thread(target=producer.commit_transaction)
+        committing.start()
+        time.sleep(0.5)
+        producer.close(0)
+        committing.join(120)
+        assert wait_until(lambda: len(os.listdir("/proc/self/task")) <= threads)
+        cluster.set_rtt(0)

@@ -4,6 +4,7 @@ With two on their way librdkafka takes the acknowledgement of the second for the
 refused, or numbers everything anew and repeats what is unanswered.
 """
 
+import threading
 import time
 from functools import partialmethod
 
@@ -196,3 +197,37 @@ def test_the_record_that_goes_alone_is_not_younger_than_those_behind_it() -> Non
         times = [record.timestamp()[1] for record in cluster.records("t") if record.partition() == 0]
     assert len(times) == 5
     assert times == sorted(times)
+
+
+def test_a_busy_partition_leaves_room_in_a_full_queue_to_others() -> None:
+    over = threading.Event()
+    outcomes: list[object] = []
+    config = {"log_level": 0, "queue.buffering.max.messages": 50, "error_cb": lambda error: None}
+    with (
+        MockCluster(1, topics={"t": 2}) as cluster,
+        Producer({"bootstrap.servers": cluster.bootstrap_servers, **config}) as producer,
+    ):
+
+        def press() -> None:
+            while not over.is_set():
+                if len(producer) < 30_000:
+                    producer.produce_many("t", [b"v" * 100] * 2000, partitions=0)
+                time.sleep(0.001)
+
+        producer.produce_many("t", [b"warm"] * 2, partitions=[0, 1]).wait(120)
+        cluster.set_rtt(10)
+        thread = threading.Thread(target=press)
+        thread.start()
+        try:
+            assert wait_until(lambda: cluster.watermarks("t")[0][1] > 2000)
+            for _ in range(5):
+                before = cluster.watermarks("t")[0][1]
+                producer.produce("t", b"v", partition=1, on_delivery=lambda error, message: outcomes.append(error))
+                assert wait_until(lambda: producer.poll(0.01) and outcomes)
+                assert outcomes.pop() is None
+                assert cluster.watermarks("t")[0][1] - before < 10_000, "200 times the queue, for one record"
+        finally:
+            over.set()
+            thread.join()
+            cluster.set_rtt(0)
+            producer.purge()

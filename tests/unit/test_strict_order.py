@@ -171,3 +171,25 @@ def test_a_bulk_call_that_finds_no_room_ends_its_topics(cluster: MockCluster, he
     producer.close()
     for topic in ("t", "u"):
         assert b"later" not in [record.value() for record in cluster.records(topic)]
+
+
+@pytest.mark.parametrize("problem", ["partitioner", "size", "room"])
+def test_a_message_that_produce_batch_refuses_ends_the_topic(cluster: MockCluster, problem: str) -> None:
+    class Picky:
+        def partition(self, topic: str, key: Any, value: bytes, partitions: int, available: Any) -> int:
+            if value == b"bad":
+                raise LookupError("no idea")
+            return 0
+
+    bad = {"partitioner": b"bad", "size": b"x" * 2_000_000, "room": b"x" * 900_000}[problem]
+    more = {"partitioner": Picky()} if problem == "partitioner" else {}
+    with Producer(conf(cluster, message_timeout_ms=60_000, max_block_ms=0, buffer_memory=700_000, **more)) as producer:
+        producer.produce("t", b"0", partition=0)
+        assert producer.flush(120) == 0
+        messages: list[dict[str, Any]] = [{"value": b"1"}, {"value": bad}, {"value": b"3"}]
+        if problem != "partitioner":
+            messages = [message | {"partition": 0} for message in messages]
+        assert producer.produce_batch("t", messages) == 2
+        assert "_error" in messages[1]
+        producer.flush(120)
+    assert stored(cluster, 0) in ([b"0"], [b"0", b"1"]), "a beginning"

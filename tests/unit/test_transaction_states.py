@@ -182,3 +182,12 @@ def test_offsets_that_librdkafka_never_answers_are_a_fatal_error_and_the_produce
     assert not _positions.is_passing(caught.value)
     assert one.close() is True  # without a wait for that thread
     never.set()
+
+
+def test_a_transaction_of_which_produce_batch_has_refused_a_message_is_not_committed(producer: Producer) -> None:
+    producer.begin_transaction()
+    messages: list[dict[str, Any]] = [{"value": b"1"}, {"value": b"x" * 2_000_000}, {"value": b"3"}]
+    assert producer.produce_batch("t", messages) == 2
+    with pytest.raises(KafkaException, match="1 records of the transaction failed"):
+        producer.commit_transaction(120)
+    producer.abort_transaction(120)

@@ -265,7 +265,8 @@ cdef bint _is_partly_out(lane_t* lane, chunk_t* chunk) noexcept nogil:
 cdef void release_split(accumulator_t* acc) noexcept nogil:
     """Lets lanes go on whose first chunk librdkafka had a part of, when that is back.
 
-    They go first: their chunks give memory back, others that have had no record out yet would only begin to wait.
+    Those whose first record has gone alone go first: their chunks give memory back, others that have had no record out
+    yet would only begin to wait. One that has found librdkafka's queue full would only fill it again.
     """
     cdef outlet_t* outlet = acc.outlets
     cdef lane_t* lane
@@ -276,15 +277,18 @@ cdef void release_split(accumulator_t* acc) noexcept nogil:
             following = lane.link.next
             if lane.head.split and not _is_partly_out(lane, lane.head):
                 chunk_returned(acc, lane.head)
-                if lane.where == LIST_READY:
+                if lane.where == LIST_READY and lane.head.sent == 1:
                     _to_front(_list(lane, LIST_READY), lane)
             lane = following
         outlet = outlet.next
 
 
 cdef inline bint _has_credit(accumulator_t* acc, outlet_t* outlet, int64_t now) noexcept nogil:
-    """Whether librdkafka may get another lane of the broker. Those out for long count no more: they may be stuck."""
-    while outlet.spent and outlet.out.head.out_us + CREDIT_US <= now:
+    """Whether librdkafka may get another lane of the broker. Those out for long count no more: they may be stuck.
+
+    But not while memory is short: it could get everything then, and need more for that than there is.
+    """
+    while outlet.spent and not acc.starved and outlet.out.head.out_us + CREDIT_US <= now:
         _count_out(acc, outlet.out.head, False)
     return not outlet.spent
 
@@ -350,7 +354,7 @@ cdef int64_t next_deadline(accumulator_t* acc, int64_t now) noexcept nogil:
         if _is_starved(acc, outlet):
             pass  # _feed announces memory
         elif outlet.spent:
-            if _waits(acc, outlet):
+            if not acc.starved and _waits(acc, outlet):  # else _feed announces memory
                 due = min(due, outlet.out.head.out_us + CREDIT_US)
         else:
             if outlet.lingering.head != NULL:

@@ -195,28 +195,31 @@ cdef void _expire_flying(accumulator_t* acc, lane_t* lane, int64_t before_us) no
         overdue = chunk.next
         publish(acc, chunk)
         chunk_release(acc, chunk)
-        lane.broken = acc.strict
-    if lane.broken and lane.where == LIST_HELD:
+        break_off(lane, acc.strict)
+    if fp_load64(&lane.broken) and lane.where == LIST_HELD:
         _enlist(acc, lane, LIST_READY)
 
 
 cdef bint is_flying(accumulator_t* acc) noexcept nogil:
     """Whether librdkafka has any record. If not, all chunks that it gave back are in the completion stack."""
-    cdef topic_t* topic = acc.topics
+    cdef topic_t* topic
     cdef lane_t* lane
     cdef int32_t i
-    cdef bint flying
-    while topic != NULL:
-        for i in range(topic.lanes.size):
+    cdef bint flying = False
+    pthread_mutex_lock(&acc.lock)
+    topic = acc.topics
+    while topic != NULL and not flying:
+        i = 0
+        while i < topic.lanes.size and not flying:
             lane = topic.lanes.lanes[i]
             if lane != NULL:
                 fp_spin_lock(&lane.spin)
                 flying = lane.fly_head != NULL
                 fp_spin_unlock(&lane.spin)
-                if flying:
-                    return True
+            i += 1
         topic = topic.next
-    return False
+    pthread_mutex_unlock(&acc.lock)
+    return flying
 
 
 cdef void enter_flight(lane_t* lane, chunk_t* chunk, uint32_t sent) noexcept nogil:
@@ -259,7 +262,7 @@ cdef int64_t fail_head(accumulator_t* acc, lane_t* lane, int32_t error) noexcept
         _unlist(lane)
     chunk.next = NULL
     _seal(acc, chunk)
-    lane.broken = acc.strict
+    break_off(lane, acc.strict)
     fail_unsent(acc, chunk, error)
     return n
 

@@ -252,7 +252,7 @@ cdef int route_undecided(accumulator_t* acc, topic_t* topic, int32_t* wanted) no
         else:
             if chunk.rich:
                 more.partition = record.partition  # for the callback
-            lane.broken = acc.strict
+            break_off(lane, acc.strict)
             error = ERR_APPLICATION if status == APPEND_NO_CHOICE else ERR_UNKNOWN_PARTITION
             resolve(lane, chunk, i, error, -1, fp_now_us())
         chunk.sent = chunk.returned = chunk.resolved

@@ -13,7 +13,7 @@ cdef inline bint _settle(
     elif slot.state == EXPIRED:  # has had its outcome
         slot.state = ERR__MSG_TIMED_OUT
     if error:
-        lane.broken = strict
+        break_off(lane, strict)
     if chunk.returned == chunk.count:
         unlink_flying(lane, chunk)
         return True

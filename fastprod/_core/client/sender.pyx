@@ -159,8 +159,12 @@ cdef bint _look_for_stuck(client_t* client, int64_t now) noexcept nogil:
             topic.metadata_us = 0
             stuck = True
             for i in range(topic.lanes.size):  # should it be made anew, its brokers do not know the producer
-                if topic.lanes.lanes[i] != NULL:
-                    fp_store64(&topic.lanes.lanes[i].heard_us, 0)
+                lane = topic.lanes.lanes[i]
+                if lane != NULL:
+                    fp_spin_lock(&lane.spin)
+                    fp_store64(&lane.heard_us, 0)
+                    fp_store64(&lane.refused_records, 0)
+                    fp_spin_unlock(&lane.spin)
         elif now - topic.metadata_us > STUCK_US and topic.partitions:
             for i in range(topic.lanes.size):
                 lane = topic.lanes.lanes[i]

@@ -201,7 +201,7 @@ cdef void end_topic(Runtime self, topic_t* topic) noexcept:
     """A strict producer has rejected a record and raised nothing: no later one may be written."""
     if self.client.acc.strict and topic != NULL:
         pthread_mutex_lock(&self.client.acc.lock)
-        topic.undecided.broken = True
+        break_off(topic.undecided, True)
         pthread_mutex_unlock(&self.client.acc.lock)
 
 
