@@ -207,8 +207,22 @@ def ends(cluster: KafkaCluster, topic: str, level: IsolationLevel) -> list[int]:
     return [end.result(programs.GUARD_S).offset for end in admin.list_offsets(places, isolation_level=level).values()]
 
 
+def running_tasks() -> int:
+    """Of this process's Spark, if it has one."""
+    from pyspark import SparkContext
+
+    context = SparkContext._active_spark_context
+    if context is None or context._jsc is None:
+        return 0
+    return sum(executor.numRunningTasks() for executor in context._jsc.sc().statusTracker().getExecutorInfos())
+
+
 def settled(cluster: KafkaCluster, topic: str, rows: int) -> Audit:
-    """What readers of committed data find once no transaction is open: Kafka answers a commit a moment before that."""
+    """What readers of committed data find once no transaction is open: Kafka answers a commit a moment before that.
+
+    A task of a job that has failed may still be at work, and commit what it has.
+    """
+    assert programs.wait_until(lambda: not running_tasks()), "a task is still running"
     visible = partial(ends, cluster, topic, IsolationLevel.READ_COMMITTED)
     written = partial(ends, cluster, topic, IsolationLevel.READ_UNCOMMITTED)
     assert programs.wait_until(lambda: visible() == written()), "a transaction is still open"
