@@ -150,7 +150,8 @@ class Producer(confluent_kafka.Producer):
                         raise
                     told = KafkaError(KafkaError._APPLICATION, f"the partitioner raised {error!r}")
                 message["_error"] = told
-                runtime.note_rejected(topic, told.code())
+                if told.code() != KafkaError._STATE:  # else there is no transaction that it could be missing in
+                    runtime.note_rejected(topic, told.code())
         return accepted
 
     # ---- bulk

@@ -9,6 +9,7 @@ Lock order: the GIL, then `accumulator_t.lock`, then a lane's leaf lock. No Pyth
 
 import operator
 import sys
+from contextlib import suppress
 
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException
@@ -625,7 +626,8 @@ cdef class Runtime:
     def note_rejected(self, topic, int32_t code):
         """A record was not taken and nothing is raised: a strict producer ends its topic, a transaction is not committed."""
         if self.client.acc.strict:
-            end_topic(self, self.topic_of(topic))
+            with suppress(ValueError, KafkaException):  # no name of a topic: nothing can be written to it
+                end_topic(self, self.topic_of(topic))
         if self.transactional:
             self.count_failures(code, 1)
 

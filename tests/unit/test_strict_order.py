@@ -193,3 +193,12 @@ def test_a_message_that_produce_batch_refuses_ends_the_topic(cluster: MockCluste
         assert "_error" in messages[1]
         producer.flush(120)
     assert stored(cluster, 0) in ([b"0"], [b"0", b"1"]), "a beginning"
+
+
+def test_a_name_that_is_none_is_told_and_ends_nothing(cluster: MockCluster) -> None:
+    messages: list[dict[str, Any]] = [{"value": b"v"}]
+    with Producer(conf(cluster, message_timeout_ms=60_000)) as producer:
+        assert producer.produce_batch("", messages) == 0
+        assert messages[0]["_error"].code() == KafkaError._INVALID_ARG
+        producer.produce("t", b"v", partition=0)
+    assert stored(cluster, 0) == [b"v"]
