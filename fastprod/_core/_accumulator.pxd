@@ -348,6 +348,8 @@ ctypedef struct accumulator_t:
     uint32_t topic_mask       # 0 = no table yet
     uint32_t topic_count
     outlet_t* outlets         # owned
+    int32_t outlet_count
+    int64_t lanes_waiting     # in one of their lists
     outlet_t* turn            # whose lanes are looked at next
     int32_t credit            # lanes of a broker that librdkafka may have at a time
     bint strict               # a record that fails ends its partition

@@ -66,7 +66,7 @@ cdef enum:
     RECORD_BYTES = 36                     # at most around key and value in a request, headers apart
     GRANT_BYTES = 262144                  # what a thread waits for when memory is short: a full chunk of small records
 
-cdef uint32_t* CLASS_BYTES = [2048, 8192, 32768, 65536]  # whole allocations, header included
+cdef uint32_t* CLASS_BYTES = [1024, 8192, 32768, 65536]  # whole allocations, header included
 
 include "accumulator/topics.pyx"
 include "accumulator/pool.pyx"

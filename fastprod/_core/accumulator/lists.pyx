@@ -62,8 +62,9 @@ cdef inline bint _waits(accumulator_t* acc, outlet_t* outlet) noexcept nogil:
     return outlet.lingering.head != NULL
 
 
-cdef void _unlist(lane_t* lane) noexcept nogil:
+cdef void _unlist(accumulator_t* acc, lane_t* lane) noexcept nogil:
     if lane.where != LIST_NONE:
+        acc.lanes_waiting -= 1
         _remove(_list(lane, lane.where), lane, False)
         lane.where = LIST_NONE
         lane.due = False
@@ -78,8 +79,9 @@ cdef void _enlist(accumulator_t* acc, lane_t* lane, int where) noexcept nogil:
         lane.due = due
         return
     list = _list(lane, where)
-    _unlist(lane)
+    _unlist(acc, lane)
     _push(list, lane, False)
+    acc.lanes_waiting += 1
     lane.where = where
     lane.due = due
     if where == LIST_HELD:
@@ -115,6 +117,7 @@ cdef outlet_t* _outlet_of(accumulator_t* acc, int32_t broker) noexcept nogil:
             outlet.broker = broker
             outlet.next = acc.outlets
             acc.outlets = outlet
+            acc.outlet_count += 1
     return outlet
 
 
@@ -165,7 +168,7 @@ cdef int _lead(accumulator_t* acc, lane_t* lane, int32_t broker) noexcept nogil:
         return -1
     if lane.outlet != outlet:
         if former != NULL:
-            _unlist(lane)
+            _unlist(acc, lane)
             _count_out(acc, lane, False)  # what the old leader has does not burden the new one
             _invite(acc, former)
         lane.outlet = outlet
@@ -180,7 +183,7 @@ cdef chunk_t* detach(accumulator_t* acc, lane_t* lane) noexcept nogil:
     cdef chunk_t* chunk = chunks
     cdef chunk_t* last = NULL
     cdef int64_t bytes = 0, records = 0
-    _unlist(lane)
+    _unlist(acc, lane)
     while chunk != NULL:
         bytes += bytes_on_wire(chunk)
         records += chunk.count

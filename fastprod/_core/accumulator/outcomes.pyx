@@ -259,7 +259,7 @@ cdef int64_t fail_head(accumulator_t* acc, lane_t* lane, int32_t error) noexcept
     if lane.head == NULL:
         lane.tail = NULL
         lane.batch_open = False
-        _unlist(lane)
+        _unlist(acc, lane)
     chunk.next = NULL
     _seal(acc, chunk)
     break_off(lane, acc.strict)

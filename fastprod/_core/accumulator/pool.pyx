@@ -12,11 +12,17 @@ cdef int64_t footprint(const record_t* record) noexcept nogil:
 cdef inline int64_t _room(accumulator_t* acc) noexcept nogil:
     """What may be taken for records now: the rest is kept for what librdkafka allocates for those that it gets.
 
-    With many lanes it has few of them at a time, and a third will do: batches are larger then. With few lanes it may
-    have everything; to let more wait than can go would only wear out the processor's caches.
+    Of many lanes it has few at a time, though those that have waited longest, with twice the records of the average;
+    what need not be kept for the others makes batches larger. With few lanes it may have everything; to let more wait
+    than can go would only wear out the processor's caches.
     """
-    cdef int64_t most = acc.limit // 3 if acc.lanes_opened > MANY_LANES else acc.limit
-    return acc.limit - acc.used - max(acc.bookkeeping, min(most, acc.records * acc.record_overhead))
+    cdef int64_t out = <int64_t>acc.outlet_count * acc.credit  # lanes, at most
+    cdef int64_t kept = acc.records * acc.record_overhead
+    if acc.lanes_waiting > out:
+        kept = kept // (acc.lanes_waiting + out) * 2 * out
+    if acc.lanes_opened > MANY_LANES:
+        kept = min(kept, acc.limit // 3)
+    return acc.limit - acc.used - max(acc.bookkeeping, kept)
 
 
 cdef inline bint _may_take(accumulator_t* acc, int64_t need) noexcept nogil:
