@@ -83,6 +83,7 @@ class Settings:
     levels: int = 1  # of priority
     pipelined: bool = False  # librdkafka may have many requests on their way to a broker, each of another partition
     hasty: bool = False  # librdkafka sends the first record of a hand-over before it has the others
+    patience_ms: float = 0  # of librdkafka with the first hand-over of a partition; 0: one record of it goes alone
     request_bytes: int = 1_000_000  # what librdkafka puts into a request at most
     request_records: int = 10_000
     known_ms: float = 600_000  # so long after a record brokers surely remember the producer: their default is a day
@@ -266,6 +267,8 @@ def split(config: Mapping[str, Any], plugin: str) -> tuple[Settings, dict[str, A
     settings.request_records = _number(conf, "batch.num.messages", 10_000, 1, 1_000_000)
     settings.linger_ms, conf["linger.ms"] = _lingers(settings)
     settings.hasty = conf["linger.ms"] == 0
+    if settings.idempotent and not settings.transactional and not settings.strict:
+        settings.patience_ms = conf["linger.ms"]
     chosen = {"max.in.flight.requests.per.connection", "queue.buffering.backpressure.threshold"} & conf.keys()
     settings.pipelined = settings.idempotent and not settings.hasty and not chosen
     if not settings.idempotent and not settings.hasty and not chosen:

@@ -185,6 +185,7 @@ ctypedef struct lane_t:
     int where                 # LIST_*: which list of the outlet's it is linked in
     bint due                  # held, but it would be ready
     int64_t broken            # atomic: a record has failed, and the producer is strict: no later one may be written
+    int64_t torn              # atomic: the first hand-over may have become two requests
     int64_t first_us          # when the oldest waiting record came
     int64_t retry_us          # not before: librdkafka's queue was full
     # the batch as Java would build it: decides when the lane is ready and when to switch
@@ -403,9 +404,9 @@ cdef inline void count_settled(lane_t* lane, slot_t* slot, bint failed) noexcept
         fp_grow64(&lane.failed_bytes, size)
 
 cdef inline bint is_known(accumulator_t* acc, lane_t* lane, int64_t now) noexcept nogil:
-    """Whether brokers know the producer in this partition: one took a record not long ago, or they refuse them anyway."""
+    """Whether brokers know the producer in this partition: one took a record not long ago."""
     cdef int64_t heard = fp_load64(&lane.heard_us)
-    return (heard and now - heard < acc.known_us) or fp_load64(&lane.refused_records) > 4
+    return heard and now - heard < acc.known_us
 
 cdef inline bint is_broken(lane_t* lane) noexcept nogil:
     # Which partition those would have gone to that failed undecided is not known.

@@ -60,6 +60,7 @@ ctypedef struct client_t:
     int64_t propagation_us      # how long a topic may stay unknown
     bint transactional
     int64_t parts_back          # atomic: how often it gave back all that it had of a chunk, and that was a part
+    int64_t patience_us       # of librdkafka with the first hand-over of a partition; 0: one record of it goes alone
     bint pipelined            # many requests to a broker at a time, each of another partition
     int64_t ends_sent           # requests to end a transaction; under `brokers_lock`
     int64_t ends_lost           # of them, those without an answer: brokers may still act on them

@@ -140,6 +140,8 @@ cdef extern from * nogil:
 
 cdef enum:
     RETRY_US = 2000             # pause after librdkafka's queue was full
+    HOLDING = 5                 # messages of a request on its way that keep librdkafka from making the partition's next one
+    REFUSED = 5                 # records, after which a partition's first need not go alone any more
     LATE_US = 200000            # records that waited longer keep their own timestamp, one call each
     STUCK_US = 1000000          # no acknowledgement for so long: look for a new leader
     GRACE_US = 1500000          # librdkafka looks for timed-out messages once a second

@@ -137,6 +137,7 @@ cdef enum:
     ERR__AUTHENTICATION = -169
     ERR__PURGE_QUEUE = -152
     ERR__FATAL = -150
+    ERR__INCONSISTENT = -149
     ERR__GAPLESS_GUARANTEE = -148
     ERR__PURGE_INFLIGHT = -151
     ERR_UNKNOWN_TOPIC_OR_PART = 3
@@ -203,6 +204,7 @@ cdef struct rdkafka_api:
     int (*event_type)(const rd_kafka_event_t*) noexcept nogil
     void (*event_destroy)(rd_kafka_event_t*) noexcept nogil
     const rd_kafka_message_t* (*event_message_next)(rd_kafka_event_t*) noexcept nogil
+    size_t (*event_message_count)(rd_kafka_event_t*) noexcept nogil
     rd_kafka_resp_err_t (*event_error)(rd_kafka_event_t*) noexcept nogil
     const char* (*event_error_string)(rd_kafka_event_t*) noexcept nogil
     int (*event_error_is_fatal)(rd_kafka_event_t*) noexcept nogil

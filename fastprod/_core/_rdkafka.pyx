@@ -68,6 +68,7 @@ cdef int _load() except -1:
     (<void**>&_table.event_type)[0] = _resolve(library, b"event_type")
     (<void**>&_table.event_destroy)[0] = _resolve(library, b"event_destroy")
     (<void**>&_table.event_message_next)[0] = _resolve(library, b"event_message_next")
+    (<void**>&_table.event_message_count)[0] = _resolve(library, b"event_message_count")
     (<void**>&_table.event_error)[0] = _resolve(library, b"event_error")
     (<void**>&_table.event_error_string)[0] = _resolve(library, b"event_error_string")
     (<void**>&_table.event_error_is_fatal)[0] = _resolve(library, b"event_error_is_fatal")

@@ -173,6 +173,12 @@ cdef enum:
     REQUEST_OVERHEAD = 512      # around the records of a request: names of topic, client and transaction
 
 
+TORN = (
+    "may be lost: brokers refused the partition's first request, or their answer did not arrive, and took the next one; "
+    "look whether the record is there, or produce it again if twice is better than never"
+)
+
+
 cdef int64_t _until(double timeout) noexcept:
     """The monotonic time `timeout` seconds from now; negative and absurd ones mean for ever."""
     return fp_now_us() + <int64_t>(timeout * 1e6) if 0 <= timeout < 1e9 else INT64_MAX
@@ -265,6 +271,7 @@ cdef class Runtime:
         self.transactional = settings.transactional
         self.client.transactional = settings.transactional
         self.client.pipelined = settings.pipelined
+        self.client.patience_us = <int64_t>(settings.patience_ms * 1000)
         if settings.transactional:
             acc.gate = GATE_NO_TRANSACTION
         self.no_transaction = "a transactional producer needs begin_transaction() before it produces"
@@ -538,6 +545,8 @@ cdef class Runtime:
                 "an earlier record of the partition failed, and strict.order lets none overtake it: make a new producer "
                 "and go on from the first record that failed",
             )
+        if code == ERR__INCONSISTENT:
+            return KafkaError(code, TORN)
         return KafkaError(code)
 
     cpdef int check_access(self) except -1:

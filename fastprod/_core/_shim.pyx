@@ -70,7 +70,7 @@ cdef class Accumulator:
         self, int32_t partitions, *, policy="uniform", int64_t sticky_bytes=16384, int64_t buffer_memory=32 << 20,
         double linger_ms=0, bint adaptive=True, bint replay=False, int64_t seed=0,
         double availability_timeout_ms=0, bint ignore_keys=False, leaders=None, int32_t limit=1, int64_t failing_opens=0,
-        int64_t request_bytes=0, int64_t request_records=10000, int64_t record_overhead=0,
+        int64_t request_bytes=0, int64_t request_records=10000, int64_t record_overhead=0, int32_t credit=0,
     ):
         memset(&self.acc, 0, sizeof(accumulator_t))
         self.acc.policy = POLICIES[policy]
@@ -83,7 +83,7 @@ cdef class Accumulator:
         self.acc.partial_limit = limit
         self.acc.partial_seed = <uint64_t>seed
         self.acc.failing_opens = failing_opens
-        self.acc.credit = partitions + 1
+        self.acc.credit = credit if credit else partitions + 1
         self.acc.request_bytes = request_bytes
         self.acc.request_records = request_records
         self.acc.record_overhead = record_overhead

@@ -375,6 +375,52 @@ def test_a_broker_that_keeps_its_records_leaves_others_their_turn() -> None:
         left.difference_update(answered)
 
 
+def test_memory_is_kept_for_lanes_that_librdkafka_can_have_and_not_for_the_others() -> None:
+    """What it allocates for a record is more than the record: kept for all that wait, it would make batches small."""
+    count, memory = 2000, 8 << 20
+
+    def held(credit: int) -> tuple[Accumulator, int]:
+        accumulator = Accumulator(
+            count, leaders=[0] * count, buffer_memory=memory, record_overhead=272, request_bytes=1 << 20, credit=credit
+        )
+        with contextlib.suppress(BufferError):
+            for number in range(count * 100):
+                accumulator.append(b"v" * 100, partition=number % count)
+        return accumulator, accumulator.records
+
+    accumulator, records = held(credit=20)
+    everything = held(credit=count)[1]
+    assert records > 1.3 * everything
+    # Those that go at a time fit into what was kept, so nobody waits for memory that only they would give back.
+    while accumulator.records:
+        taken = accumulator.take()
+        assert len(taken) == min(20, accumulator.records), "fewer than it may have"
+        assert accumulator.used + 272 * sum(len(rows) for _, rows in taken) <= memory
+        for partition, _ in taken:
+            accumulator.acknowledge(partition)
+    assert accumulator.used == 0
+
+
+def test_few_lanes_of_many_may_go_with_all_that_they_have() -> None:
+    """Thousands of partitions have been used some time; memory is kept as if there were only those in use now."""
+    count, memory = 2000, 8 << 20
+    few, many = (
+        Accumulator(
+            size, leaders=[0] * size, buffer_memory=memory, record_overhead=272, request_bytes=1 << 20, credit=20
+        )
+        for size in (200, count)
+    )
+    for partition in range(count):
+        many.append(b"v", partition=partition)
+        for sent, _ in many.take():
+            many.acknowledge(sent)
+    for accumulator in (few, many):
+        with contextlib.suppress(BufferError):
+            while True:
+                accumulator.append(b"v" * 100, partition=accumulator.records % 10)
+    assert many.records <= 2 * few.records  # a third is kept, not all
+
+
 def test_a_broker_that_takes_nothing_is_left_out() -> None:
     """partitioner.availability.timeout.ms: partitions 0 and 1 are on broker 7, which acknowledges nothing."""
     accumulator = Accumulator(

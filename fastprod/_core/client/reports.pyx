@@ -28,14 +28,20 @@ cdef void _push_completed(client_t* client, chunk_t* chunk) noexcept nogil:
 
 
 cdef inline void _acknowledge(
-    client_t* client, chunk_t* chunk, const rd_kafka_message_t* message, bint told, int64_t now
+    client_t* client, chunk_t* chunk, const rd_kafka_message_t* message, bint told, bint doubted, int64_t now
 ) noexcept nogil:
-    """Notes a record's outcome; the leaf lock is held. `told`: the offset is the broker's."""
+    """Notes a record's outcome; the leaf lock is held. `told`: the offset is the broker's.
+
+    `doubted`: librdkafka may believe that the record was written only because one after it was. That is true, unless
+    it was the first of its partition and was refused, and the broker has taken the one after it all the same.
+    """
     cdef lane_t* lane = chunk.lane
     cdef uint32_t i = index_of(message._private)
     cdef int32_t error = message.err
     if error == ERR__DESTROY and not client.stop:
         error = ERR__UNKNOWN_PARTITION  # it was deleted while librdkafka put the record into its queue
+    if error == 0 and doubted and fp_load64(&lane.torn):
+        error = ERR__INCONSISTENT
     if chunk.rich and error == 0:
         rich_at(chunk, i).timestamp = rdkafka.message_timestamp(message, <int*>&rich_at(chunk, i).timestamp_type)
     if error == 0:
@@ -77,7 +83,7 @@ cdef rd_kafka_resp_err_t _on_acknowledged(rd_kafka_t* rk, rd_kafka_message_t* me
         chunk = chunk_of(message._private)
         lane = chunk.lane  # stays, though the chunk may go with its last record
         fp_spin_lock(&lane.spin)
-        _acknowledge(client, chunk, message, fp_is_told(), fp_now_us())
+        _acknowledge(client, chunk, message, fp_is_told(), False, fp_now_us())
         fp_spin_unlock(&lane.spin)
         _tell_parts(client, parts)
     # The same message may reach confluent-kafka's callback next, which would take the token for a pointer of its own.
@@ -92,7 +98,7 @@ cdef void _take_report(client_t* client, rd_kafka_event_t* event) noexcept nogil
     on from -1, so the first message tells for all.
     """
     cdef const rd_kafka_message_t* message = rdkafka.event_message_next(event)
-    cdef bint told
+    cdef bint told, doubted
     cdef chunk_t* chunk
     cdef lane_t* lane = NULL
     cdef uint32_t n = 0
@@ -100,6 +106,7 @@ cdef void _take_report(client_t* client, rd_kafka_event_t* event) noexcept nogil
     if message == NULL:
         return
     told = message.offset >= 0 and not client.no_offsets
+    doubted = not told and rdkafka.event_message_count(event) < HOLDING
     _count_settled_request(client, rdkafka.message_broker_id(message))
     while message != NULL:
         chunk = chunk_of(message._private)
@@ -108,7 +115,7 @@ cdef void _take_report(client_t* client, rd_kafka_event_t* event) noexcept nogil
                 fp_spin_unlock(&lane.spin)
             lane = chunk.lane
             fp_spin_lock(&lane.spin)
-        _acknowledge(client, chunk, message, told, now)
+        _acknowledge(client, chunk, message, told, doubted, now)
         n += 1
         message = rdkafka.event_message_next(event)
     fp_spin_unlock(&lane.spin)

@@ -186,6 +186,7 @@ cdef void* sender_main(void* argument) noexcept nogil:
     cdef chunk_t* following
     cdef int64_t now, checked = 0, parts = 0
     cdef uint32_t count, most, left
+    cdef bint torn
     pthread_mutex_lock(&acc.lock)
     while not client.stop:
         now = fp_now_us()
@@ -223,9 +224,16 @@ cdef void* sender_main(void* argument) noexcept nogil:
         chunk = detach(acc, lane)
         client.sending = True
         pthread_mutex_unlock(&acc.lock)
-        # A broker takes any sequence number from a producer that it does not know, or no longer. Were a hand-over torn in two, and the
-        # first request refused, it would take the second, and librdkafka would believe both: so one record goes alone.
-        most = 1 if acc.request_bytes and not is_known(acc, lane, now) else UINT32_MAX
+        # A broker takes any sequence number from a producer that it does not know, or no longer. Were a hand-over torn in
+        # two, and the first request refused, it would take the second, and librdkafka would believe both. What is handed
+        # over within librdkafka's patience is one request; when it took longer, `reports.pyx` does not believe everything.
+        # Where that will not do, one record goes alone.
+        most = UINT32_MAX
+        torn = acc.request_bytes and not is_known(acc, lane, now)
+        if torn and not client.patience_us:
+            most = 1 if fp_load64(&lane.refused_records) < REFUSED else UINT32_MAX
+        fp_store64(&lane.torn, torn)
+        now = fp_now_us()
         left = 0
         while chunk != NULL:
             following = chunk.next
@@ -236,6 +244,8 @@ cdef void* sender_main(void* argument) noexcept nogil:
             chunk = following
             if most == 1:
                 break
+        if torn and fp_now_us() - now < client.patience_us:
+            fp_store64(&lane.torn, 0)
         pthread_mutex_lock(&acc.lock)
         client.sending = False
         if left:
