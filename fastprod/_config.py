@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -85,6 +86,7 @@ class Settings:
     hasty: bool = False  # librdkafka sends the first record of a hand-over before it has the others
     patience_ms: float = 0  # of librdkafka with the first hand-over of a partition; 0: one record of it goes alone
     request_bytes: int = 1_000_000  # what librdkafka puts into a request at most
+    names_bytes: int = 0  # in each request: client.id, transactional.id
     request_records: int = 10_000
     known_ms: float = 600_000  # so long after a record brokers surely remember the producer: their default is a day
     on_delivery: Callable[..., Any] | None = None
@@ -267,7 +269,9 @@ def split(config: Mapping[str, Any], plugin: str) -> tuple[Settings, dict[str, A
     settings.request_records = _number(conf, "batch.num.messages", 10_000, 1, 1_000_000)
     settings.linger_ms, conf["linger.ms"] = _lingers(settings)
     settings.hasty = conf["linger.ms"] == 0
-    if settings.idempotent and not settings.transactional and not settings.strict:
+    settings.names_bytes = sum(len(str(conf.get(name, "")).encode()) for name in ("client.id", "transactional.id"))
+    # On macOS librdkafka's clock may be set: then it says nothing about patience.
+    if settings.idempotent and not settings.transactional and not settings.strict and sys.platform != "darwin":
         settings.patience_ms = conf["linger.ms"]
     chosen = {"max.in.flight.requests.per.connection", "queue.buffering.backpressure.threshold"} & conf.keys()
     settings.pipelined = settings.idempotent and not settings.hasty and not chosen

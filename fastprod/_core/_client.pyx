@@ -148,7 +148,7 @@ cdef enum:
     EVENTS_KEPT = 10000         # events that wait for poll()
     REUSED_BYTES = 8 << 20      # blocks up to this size, and twice as much in all, stay with malloc; with 2 MB nothing is gained
 
-cdef const char* UNANSWERED = b"128"  # requests that a broker may have at a time: as many as it has credit for lanes
+cdef const char* UNANSWERED = b"128"  # requests that a broker may have at a time: as many as CREDIT is lanes
 cdef const char* UNSENT = b"32"       # of these, that wait for the socket: a slow connection must not keep them until they time out
 
 cdef int fork_generation = 0

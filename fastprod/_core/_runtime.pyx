@@ -170,12 +170,12 @@ cdef enum:
     CREDIT_OF_LEVELS = 8        # the same where those of a higher level shall not queue up behind others
     # What librdkafka allocates per message, besides the key: rd_kafka_msg_t and malloc's share.
     MESSAGE_OVERHEAD = 272
-    REQUEST_OVERHEAD = 512      # around the records of a request: names of topic, client and transaction
+    REQUEST_OVERHEAD = 512      # around the records of a request: the topic's name, numbers; those of client and transaction apart
 
 
 TORN = (
-    "may be lost: brokers refused the partition's first request, or their answer did not arrive, and took the next one; "
-    "look whether the record is there, or produce it again if twice is better than never"
+    "may be lost: librdkafka has lost track of what brokers took of the partition; look whether the record is there, or "
+    "produce it again if twice is better than never"
 )
 
 
@@ -251,7 +251,7 @@ cdef class Runtime:
         acc.credit = CREDIT if settings.levels == 1 else CREDIT_OF_LEVELS
         acc.strict = settings.strict
         if settings.idempotent:
-            acc.request_bytes = max(1, settings.request_bytes * 9 // 10 - REQUEST_OVERHEAD)
+            acc.request_bytes = max(1, settings.request_bytes * 9 // 10 - REQUEST_OVERHEAD - settings.names_bytes)
             acc.request_records = settings.request_records
             acc.known_us = <int64_t>(settings.known_ms * 1000)
         acc.random.state = settings.seed

@@ -19,9 +19,12 @@ cdef rd_kafka_resp_err_t _on_new(
         # librdkafka looks at all partitions of a broker before it makes a request. To idempotent producers it grants one
         # request per look and five on their way, for brokers remember the last five of a partition: with thousands of
         # partitions looking is all it does, and a distant broker is hardly used. Here a partition has one request at a
-        # time, so there may be many of others.
+        # time, so there may be many of others; fewer where urgent ones would queue up behind them.
         rdkafka.conf_set(<rd_kafka_conf_t*>conf, b"queue.buffering.backpressure.threshold", UNSENT, errstr, errstr_size)
-        rdkafka.conf_set(<rd_kafka_conf_t*>conf, b"max.in.flight.requests.per.connection", UNANSWERED, errstr, errstr_size)
+        rdkafka.conf_set(
+            <rd_kafka_conf_t*>conf, b"max.in.flight.requests.per.connection",
+            UNANSWERED if client.acc.levels == 1 else UNSENT, errstr, errstr_size,
+        )
     error = rdkafka.interceptor_add_on_destroy(rk, b"fastprod", _on_destroy, opaque)
     if error == 0:
         error = rdkafka.interceptor_add_on_broker_state_change(rk, b"fastprod", _on_broker_state, opaque)

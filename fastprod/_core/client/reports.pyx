@@ -97,8 +97,9 @@ cdef void _take_report(client_t* client, rd_kafka_event_t* event) noexcept nogil
     They were answered together: where the broker told no offset, as for a batch that it had already, librdkafka counts
     on from -1, so the first message tells for all.
     """
+    cdef bint few = rdkafka.event_message_count(event) < HOLDING  # counts what is left: before the first is taken
     cdef const rd_kafka_message_t* message = rdkafka.event_message_next(event)
-    cdef bint told, doubted
+    cdef bint told
     cdef chunk_t* chunk
     cdef lane_t* lane = NULL
     cdef uint32_t n = 0
@@ -106,7 +107,6 @@ cdef void _take_report(client_t* client, rd_kafka_event_t* event) noexcept nogil
     if message == NULL:
         return
     told = message.offset >= 0 and not client.no_offsets
-    doubted = not told and rdkafka.event_message_count(event) < HOLDING
     _count_settled_request(client, rdkafka.message_broker_id(message))
     while message != NULL:
         chunk = chunk_of(message._private)
@@ -115,7 +115,7 @@ cdef void _take_report(client_t* client, rd_kafka_event_t* event) noexcept nogil
                 fp_spin_unlock(&lane.spin)
             lane = chunk.lane
             fp_spin_lock(&lane.spin)
-        _acknowledge(client, chunk, message, told, doubted, now)
+        _acknowledge(client, chunk, message, told, few and not told, now)
         n += 1
         message = rdkafka.event_message_next(event)
     fp_spin_unlock(&lane.spin)

@@ -185,7 +185,7 @@ cdef void* sender_main(void* argument) noexcept nogil:
     cdef chunk_t* chunk
     cdef chunk_t* following
     cdef int64_t now, checked = 0, parts = 0
-    cdef uint32_t count, most, left
+    cdef uint32_t count, most, left, given
     cdef bint torn
     pthread_mutex_lock(&acc.lock)
     while not client.stop:
@@ -231,20 +231,23 @@ cdef void* sender_main(void* argument) noexcept nogil:
         most = UINT32_MAX
         torn = acc.request_bytes and not is_known(acc, lane, now)
         if torn and not client.patience_us:
-            most = 1 if fp_load64(&lane.refused_records) < REFUSED else UINT32_MAX
+            torn = False
+            if fp_load64(&lane.refused_records) < REFUSED:
+                most = 1
         fp_store64(&lane.torn, torn)
         now = fp_now_us()
-        left = 0
+        left = given = 0
         while chunk != NULL:
             following = chunk.next
             count = chunk.count - chunk.sent
             left = _send_chunk(client, lane, chunk, most)
+            given += count - left
             if left or count > most:
                 break
             chunk = following
             if most == 1:
                 break
-        if torn and fp_now_us() - now < client.patience_us:
+        if torn and (given < 2 or fp_now_us() - now < client.patience_us):
             fp_store64(&lane.torn, 0)
         pthread_mutex_lock(&acc.lock)
         client.sending = False
