@@ -93,6 +93,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=6.0, help="for each producer")
     parser.add_argument("--pause", type=float, default=0.8, help="part of each second that slow brokers are frozen")
     options = parser.parse_args()
+    if not 0 < options.pause < 1:
+        parser.error(f"--pause {options.pause:g}: a part of each second, above 0 and below 1")
     results: dict[str, Result] = {}
     try:
         with KafkaCluster(4, topics={"warm-up": PARTITIONS}) as cluster:
